@@ -9,15 +9,15 @@ ROOT = Path(trailmark.__file__).parent
 TESTS = Path(__file__).parent
 OWN = ("tasks", "data", "methods")  # they grow with each paper and each world
 LINES = {  # budgets, a little above what there is; a package that needs more says why in docs/design.md
-    "models": 4000, "evaluate": 2750, "engines": 2300, "runs": 2250, "serve": 2250, "commands": 1700, "score": 1600,
-    "rollout": 1560, "formats": 1520, "verify": 1320, "report": 1220, "learn": 1120, "seats": 830, "objectives": 800,
+    "models": 4000, "evaluate": 2650, "engines": 2300, "runs": 2250, "serve": 2250, "commands": 1600, "score": 1870,
+    "rollout": 1500, "formats": 1520, "verify": 1320, "report": 1220, "learn": 1120, "seats": 830, "objectives": 800,
     "credit": 460, "ask": 420, "stats": 290, "terminal": 280,
 }  # fmt: skip
-TOP = 5000  # the modules at the top, together
-ALL, COMMON = 58_200, 31_000
+TOP = 5150  # the modules at the top, together
+ALL, COMMON = 58_650, 31_400
 LONGEST = 700  # of one file
 # Imports inside functions are counted.
-REACHES = {"learn.loop": 8600, "rollout.play": 5700, "methods.base": 12_500, "tests/methods/sixth_method.py": 14_400}
+REACHES = {"learn.loop": 8600, "rollout.play": 5700, "methods.base": 12_600, "tests/methods/sixth_method.py": 14_550}
 
 
 def size(path):

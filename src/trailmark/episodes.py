@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from trailmark.types import Episode, Scored
+from trailmark.types import Episode, Failed, Invalid, Scored
 
 SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
 
@@ -54,3 +54,10 @@ def least_range(rewards: Sequence[float]) -> float:
     rewards in any unit count."""
     known = [r for r in rewards if np.isfinite(r)]
     return max(SAME * (max(known) - min(known)) if known else 0.0, float(np.finfo(np.float64).tiny))
+
+
+def counted(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How many episodes there are, and how many of them are scored, invalid and failed."""
+    kinds = {"scored": Scored, "invalid": Invalid, "failed": Failed}
+    counts = {name: sum(isinstance(e.outcome, kind) for e in episodes) for name, kind in kinds.items()}
+    return {"episodes": len(episodes), **counts}

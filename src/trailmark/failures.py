@@ -46,7 +46,8 @@ def unanswered(plays: Sequence[Episode]) -> dict[str, str]:
     """By id: why a server (a seat, a judge) did not answer in a play. A play may fail in other ways: a world crashes,
     a prompt does not fit."""
     failed = {e.id: e.outcome.error for e in plays if isinstance(e.outcome, Failed)}
-    return {name: why for name, why in failed.items() if re.match(r"(engine|judge '.*?'): https?://", why)}
+    server = re.compile(r"(reward '.*?': )?(engine|judge '.*?'): https?://")  # one of several rewards is named first
+    return {name: why for name, why in failed.items() if server.match(why)}
 
 
 def must_be_answered(plays: Sequence[Episode], share: float) -> None:

@@ -22,7 +22,8 @@ from trailmark.errors import RecipeError
 
 Kind = Literal[
     "methods", "recipes", "tasks", "formats", "rewards", "players", "warnings", "end_warnings",
-    "commands", "data", "quickstarts", "markers", "answers", "metrics", "study_data", "engines",
+    "commands", "data", "quickstarts", "markers", "answers", "metrics", "study_data",
+    "leaderboards", "varied", "advice", "engines",
 ]  # fmt: skip
 ROOT = Path(__file__).parent
 

@@ -245,7 +245,7 @@ def without_end(e: Episode, seat: str, tokenizer: Any) -> Episode:
     still to be written, behind the last token of the text."""
     ends, turns = {*tokenizer.all_special_ids}, list(e.turns)
     for i, t in enumerate(turns):
-        if t.seat == seat and t.steps and t.stop == "stop" and t.tokens[-1] in ends:
+        if t.seat == seat and t.steps and t.ended and t.tokens[-1] in ends:
             steps = [(a, min(b, len(t.tokens) - 1)) for a, b in t.steps]
             turns[i] = replace(t, steps=tuple((a, b) for a, b in steps if a < b))
     return replace(e, turns=tuple(turns))

@@ -20,6 +20,19 @@ import numpy as np
 
 Tokens = tuple[int, ...]
 
+# Why a turn ended:
+#     stopped       its seat wrote a token that ends turns (the end of a JSON schema is such a token)
+#     stop_string   its seat wrote a text that ends turns
+#     label         its seat chose one of the labels that it was offered
+#     length        it had no tokens left (`max_tokens`)
+#     context_full  the model's context was full, or a server gave fewer tokens than it was asked for
+#     forced_end    a search came to its limit before it had finished an answer
+#     failed        its engine failed: the turn is what was asked
+#     ""            not known, as in many files
+Stop = Literal["", "stopped", "stop_string", "label", "length", "context_full", "forced_end", "failed"]
+ENDED = ("stopped", "stop_string")  # its seat ended it
+CUT_OFF = ("length", "context_full", "forced_end")  # a limit ended it, where its seat would have gone on
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -78,18 +91,36 @@ class Turn:
     forced: Tokens = ()
     continues: int | None = None
     steps: tuple[tuple[int, int], ...] = ()  # reasoning steps as [start, end) spans of `tokens`
-    stop: Literal["stop", "length", ""] = ""
+    stop: Stop = ""
     text: str = ""  # what it wrote, for people and for other seats
     action: str | None = None  # the action passed to the world after this turn; None: no action
     reward: float = 0.0  # the reward of the action for the side of this seat
-    version: int = 0  # version of the weights that wrote it
+    version: int = 0  # version of the weights that wrote its first token
     rewards: Mapping[str, float] = field(default_factory=dict)  # the rewards of the action for other sides
+    last_version: int | None = None  # of its last token, if the weights changed in between
+
+    @property
+    def ended(self) -> bool:
+        """Whether its seat ended it, by a token or a text that ends turns."""
+        return self.stop in ENDED
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether a limit ended it."""
+        return self.stop in CUT_OFF
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """The versions of the weights that wrote its first and its last token."""
+        return self.version, self.version if self.last_version is None else self.last_version
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
     reward: float
     success: bool | None = None
+    # the rewards and metrics behind it, by name
+    parts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return f"reward {self.reward}{'' if self.success is None else ', won' if self.success else ', not won'}"

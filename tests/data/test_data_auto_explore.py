@@ -488,7 +488,7 @@ class Scripted:
                 said = script([{"content": text.split("<|im_end|>")[0]}])
                 tokens = (*self.tokenizer.encode(said, add_special_tokens=False), *request.stop_ids[:1])
                 zeros = (0.0,) * len(tokens)
-                done = Completion(tokens, zeros, zeros, said, "stop")
+                done = Completion(tokens, zeros, zeros, said, "stopped")
                 for i, t in enumerate(tokens):
                     on_token(Written(0, t, 0.0, 0.0, (), done if i == len(tokens) - 1 else None))
                 return [done]

@@ -39,7 +39,7 @@ def test_the_recipe_of_minicpm_says_how_often_it_reads_the_plays():
 def test_ipo_takes_the_sums_that_the_page_says(per, weight):
     page = (ROOT / "docs/oreo.md").read_text()
     assert "IPO, like DPO, takes the sum of the log-ratios over an answer; `per: token` takes their mean" in page
-    turn = Turn("policy", (1, 2), (3, 4, 5, 6), logp=(-1.0,) * 4, stop="stop", text="")
+    turn = Turn("policy", (1, 2), (3, 4, 5, 6), logp=(-1.0,) * 4, stop="stopped", text="")
     sides = tuple(Episode(name, Task("t"), "t", (turn,), {"self": Scored(1.0)}) for name in ("good", "bad"))
     for sample in pair_samples([sides], per=per):
         assert sorted(sample.streams["weight"].tolist()) == [0, 0] + [weight] * 4

@@ -72,8 +72,8 @@ def check(theirs, tokenizer, request, sample, done, longest):
     text, last = tokenizer.decode(done.tokens), done.tokens[-1] in request.stop_ids
     assert not set(done.tokens[:-1]) & set(request.stop_ids)
     if last:
-        assert done.stop == "stop" and done.text == tokenizer.decode(done.tokens[:-1])
-    elif done.stop == "stop":
+        assert done.stop == "stopped" and done.text == tokenizer.decode(done.tokens[:-1])
+    elif done.ended:
         assert done.text == text[: min(text.find(s) for s in request.stop_strings if s in text)]
     else:
         assert done.text == text and (len(done.tokens) == request.max_tokens or len(whole) == longest)

@@ -21,7 +21,7 @@ ROOT = Path(trailmark.__file__).parent
 CLIENTS = {"HttpEngine", "http_engine", "Wire"}
 HOLDERS = {"ask/engines.py", "seats/table.py", "seats/open.py", "engines/http.py"}
 VALUES = {"score/values.py"}  # asks for values, not in words
-PLAYS = {"ask/client.py", "rollout/play.py", "evaluate/searched.py"}  # a question, a turn, a search
+PLAYS = {"ask/client.py", "rollout/play.py", "evaluate/search.py"}  # a question, a turn, a search
 
 
 def calls(file):
@@ -72,7 +72,7 @@ def test_tokens_are_counted_and_cost_what_they_cost(tmp_path):
     one = asyncio.run(client.ask("Why?", 9))
     head = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     n = len(tiny_tokenizer().encode(head))
-    assert (one.text, one.tokens, one.prompt_tokens, one.stop) == ("abc", 4, n, "stop")  # with the end of the turn
+    assert (one.text, one.tokens, one.prompt_tokens, one.stop) == ("abc", 4, n, "stopped")  # with the end of the turn
     assert client.used.as_dict() == {"asked": 1, "prompt_tokens": n, "tokens": 4, "cost": (2 * n + 10 * 4) / 1e6}
     again = Client(scripted(lambda prompt: "no"), Store(tmp_path / "a"))
     assert asyncio.run(again.ask("Why?", 9)) == one and again.used.as_dict()["cost"] is None and again.used.asked == 0

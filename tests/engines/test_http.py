@@ -211,7 +211,7 @@ def test_errors_that_pass_are_waited_for():
     with fake(answers) as (url, seen):
         (done,) = ask(quick(url, headers={"X-Team": "a"}, query={"version": "7"}, api_key="s"), Request((1, 2)))[0]
     assert done.text == TOKENIZER.decode([5, 6])  # the text of the tokens, even if the server left something out
-    assert done.tokens == (5, 6) and done.logp == done.logq == (-1.0, -2.0) and done.stop == "stop"
+    assert done.tokens == (5, 6) and done.logp == done.logq == (-1.0, -2.0) and done.stop == "stopped"
     assert len(seen) == 4 and len({json.dumps(body) for _, _, body in seen}) == 1
     path, headers, body = seen[0]
     assert path == "/v1/completions?version=7" and headers["X-Team"] == "a" and headers["Authorization"] == "Bearer s"

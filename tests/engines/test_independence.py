@@ -176,7 +176,7 @@ def test_stopping(make_lm):
     first = free.tokens.index(third)
     by_id = run(engine, [Request((1, 2, 3), max_tokens=40, key="k", stop_ids=(third,))])[0][0]
     assert (
-        by_id.tokens == free.tokens[: first + 1] and by_id.stop == "stop"
+        by_id.tokens == free.tokens[: first + 1] and by_id.stop == "stopped"
     )  # the stopping token is kept among the tokens
     assert by_id.text == tok.decode(free.tokens[:first])
     held = run(engine, [Request((1, 2, 3), SamplingLaw(min_tokens=9, stop_ids=(third,)), 1, 40, (third,), key="k")])[0][
@@ -186,9 +186,10 @@ def test_stopping(make_lm):
     letters = SamplingLaw(allowed=tuple(tok.encode("ab")))
     text = run(engine, [Request((1,), letters, 1, 40, key="t")])[0][0].text
     cut = run(engine, [Request((1,), letters, 1, 40, (), ("ba",), key="t")])[0][0]
-    assert cut.text == text[: text.index("ba")] and tok.decode(cut.tokens) == cut.text + "ba" and cut.stop == "stop"
+    assert cut.text == text[: text.index("ba")] and tok.decode(cut.tokens) == cut.text + "ba"
+    assert cut.stop == "stop_string"
     full = run(engine, [Request(tuple(range(60)), max_tokens=40)])[0][0]
-    assert len(full.tokens) == 4 and full.stop == "length"
+    assert len(full.tokens) == 4 and full.stop == "context_full" and full.cut_off
 
 
 def test_requests_that_cannot_be_served(make_lm):
@@ -263,7 +264,7 @@ def test_stop_strings_of_many_bytes(make_lm):
                     live.logq.append(0.0)
 
     done = run(Says(lm, 4, 128), [Request((1,), max_tokens=60, stop_strings=(stop,))])[0][0]
-    assert done.stop == "stop" and done.text == "" and len(done.tokens) == len(word)
+    assert done.stop == "stop_string" and done.text == "" and len(done.tokens) == len(word)
 
 
 def test_free_shapes_on_a_gpu_fill_it_whatever_the_lengths(make_lm):

@@ -63,7 +63,7 @@ def test_stop_texts_and_stop_tokens_over_turns(pair):
     asked = dict(n=2, max_tokens=40, stop_strings=("e", "1", "A", " "), stop_ids=(9,))
     prompts, got = talk(engine, 5, lambda t: t % 2, **asked)
     same(got, talk(plain, 5, lambda t: t % 2, **asked)[1])
-    assert any(c.stop == "stop" and len(c.tokens) > 1 for turn in got for c in turn)
+    assert any(c.stop == "stopped" and len(c.tokens) > 1 for turn in got for c in turn)
     assert engine.reused > 0 and engine.computed + engine.reused == sum(map(len, prompts))
 
 

@@ -34,7 +34,7 @@ def lm(make_lm):
 def test_every_answer_keeps_to_the_schema(lm):
     engine = LocalEngine(lm, 4, 200)
     said = [ask(engine, k) for k in range(12)]
-    assert {a.text for a in said} <= EVERY and len({a.text for a in said}) > 1 and {a.stop for a in said} == {"stop"}
+    assert {a.text for a in said} <= EVERY and len({a.text for a in said}) > 1 and {a.stop for a in said} == {"stopped"}
     assert ask(engine, 0, temperature=0.0).text in EVERY and ask(engine, 0, top_k=2).text in EVERY
     cut = ask(engine, 0, max_tokens=5)
     assert cut.text == '{"col' and cut.stop == "length"

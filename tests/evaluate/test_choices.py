@@ -9,17 +9,9 @@ from typer.testing import CliRunner
 from trailmark import formats
 from trailmark.commands.app import app
 from trailmark.errors import DataError, ModelError, RunError
-from trailmark.evaluate.choices import (
-    best_of,
-    choose_row,
-    chosen_option,
-    order_row,
-    predictions,
-    steps_of,
-    vote,
-    write_predictions,
-)
+from trailmark.evaluate.choices import best_of, choose_row, steps_of, vote
 from trailmark.evaluate.run import summarise
+from trailmark.tasks.logic.choices import chosen_option, order_row, predictions, write_predictions
 from trailmark.types import Annotation, Episode, Invalid, Scored, Task, Turn
 
 LABELS = {"p": 1, "q": 0}

@@ -91,7 +91,7 @@ def test_four_variants(place, made):
         for t in texts:
             gold = len(rows[t["id"]]["gold"].encode())  # a token for each byte
             assert gold // 2 <= t["tokens"] <= (3 * gold + 1) // 2 and t["text"].strip()
-            assert "<END_OF_CHAPTER>" not in t["text"] and t["stop"] in ("stop", "length")
+            assert "<END_OF_CHAPTER>" not in t["text"] and t["stop"] in ("stopped", "stop_string", "length")
     plans = {p["id"]: p for p in lines(out / "rl.plans.jsonl")}
     assert all(1 <= p["tokens"] <= 6 for p in plans.values())
     assert [t["plan"] for t in lines(out / "rl.jsonl")] == [plan_of(plans[i]["text"]) for i in rows]
@@ -195,7 +195,7 @@ def test_a_text_may_hold_any_end_of_line(tmp_path):
 
 def test_a_plan_follows_the_markers_of_the_run_that_made_it(place, tmp_path, monkeypatch):
     """`reward.markers` of the planner's run say where its plan begins; --marker says it for any planner."""
-    said = {"text": "In summary: no. Plan: she leaves.", "tokens": 3, "stop": "stop"}
+    said = {"text": "In summary: no. Plan: she leaves.", "tokens": 3, "stop": "stopped"}
     monkeypatch.setattr(written._Work, "answered", lambda self, title, model, asks: [dict(said) for _ in asks])
     reward = {"kind": "likelihood", "markers": ["Plan:"]}
     find = written.locate

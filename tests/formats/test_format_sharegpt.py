@@ -37,8 +37,8 @@ def test_by_hand(tmp_path):
     ]
     assert [say(t.tokens) for t in first.turns] == ["yo<|im_end|>", "bye<|im_end|>"]
     assert [(t.seat, t.continues, t.text, t.stop, t.reward) for t in first.turns] == [
-        ("strategist", None, "yo", "stop", 0.0),
-        ("strategist", 0, "bye", "stop", 7.0),
+        ("strategist", None, "yo", "stopped", 0.0),
+        ("strategist", 0, "bye", "stopped", 7.0),
     ]
     assert (first.id, second.id, first.group, second.group) == ("a-0/0", "a-0/1", "a-0", "a-0")  # one start
     assert (first.outcome, second.outcome) == (Scored(7.0), Invalid("no reward in the file"))

@@ -63,7 +63,7 @@ def test_cleaning_keeps_counts_and_cuts_without_encoding_again(solutions):
     good, out = cleaned(episodes[:4], first_two)
     assert out == {"not clean": 1} and [e.turns[0].text for e in good] == ["a\nb", "a\nc", "d\ne"]
     turn, was = good[0].turns[0], episodes[0].turns[0]
-    assert turn.tokens == (*was.tokens[:3], WORDS.eos_token_id) and turn.stop == "stop" and turn.prompt == was.prompt
+    assert turn.tokens == (*was.tokens[:3], WORDS.eos_token_id) and turn.stop == "stopped" and turn.prompt == was.prompt
     joined, _ = cleaned(episodes[:1], lambda text: text.replace("\n", " ", 1))  # another text: it is encoded as such
     assert WORDS.decode(joined[0].turns[0].tokens[:-1]) == "a b\nend" and len(joined[0].turns[0].steps) == 2
     assert WORDS.decode(joined[0].turns[0].prompt) == "shown\n"

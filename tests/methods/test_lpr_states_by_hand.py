@@ -42,7 +42,7 @@ def cleaned(e, clean=None, **more):
 def test_a_turn_is_cut_only_where_its_own_tokens_say_the_text():
     t = turn("ab\nc", logp=(-1.0,) * 5)
     cut = lpr_states.cut_turn(t, "ab", WORDS)
-    assert (cut.tokens, cut.text, cut.logp, cut.stop) == ((*t.tokens[:2], EOS), "ab", (), "stop")
+    assert (cut.tokens, cut.text, cut.logp, cut.stop) == ((*t.tokens[:2], EOS), "ab", (), "stopped")
     assert lpr_states.cut_turn(t, "b", WORDS) is None and lpr_states.cut_turn(t, "abc", WORDS) is None
     assert lpr_states.cut_turn(replace(t, prompt=()), "ab", WORDS) is None
     joined = tiny_tokenizer(["b\nc"])  # one token reaches over the border

@@ -112,7 +112,7 @@ def test_sft_learns_what_the_assistant_says(tmp_path):
     lm = load_model(ModelConfig(name=str(run.checkpoints_dir / "000060" / "policy")))
     seat = Seat("policy", LocalEngine(lm, 4, 64), SamplingLaw(temperature=0), 8)
     for e in play(Upper(), Upper().tasks(), [seat]):
-        assert e.outcome == Scored(1.0, True) and e.turns[0].stop == "stop"  # it says the letter, and then it stops
+        assert e.outcome == Scored(1.0, True) and e.turns[0].stop == "stopped"  # it says the letter, and then it stops
 
 
 def test_epochs_are_permutations_laid_end_to_end():

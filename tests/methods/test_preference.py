@@ -129,7 +129,7 @@ def test_means_per_token_divide_each_side_by_its_length(tmp_path):
 
 
 def played(name, tokens, reward):
-    turn = Turn("policy", (1, 2), tuple(tokens), logp=(-1.0,) * len(tokens), stop="stop", text=name)
+    turn = Turn("policy", (1, 2), tuple(tokens), logp=(-1.0,) * len(tokens), stop="stopped", text=name)
     return Episode(name, Task("t"), "t", (turn,), {"self": Scored(reward)})
 
 

@@ -56,7 +56,7 @@ def judge(tmp_path_factory):
 def answer(name, steps, reward, end=True, group="g", text="x"):
     size = steps[-1][1] + end
     turn = Turn(
-        "policy", (1, 2), tuple(range(3, 3 + size)), steps=tuple(steps), stop="stop" if end else "length", text=text
+        "policy", (1, 2), tuple(range(3, 3 + size)), steps=tuple(steps), stop="stopped" if end else "length", text=text
     )
     return Episode(name, Task("t"), group, (turn,), {"self": Scored(reward, reward > 0)})
 

@@ -34,7 +34,7 @@ WORDS = tiny_tokenizer()
 SAID = ["Thought 1: a\n", "Action 1: b\n", "Thought 2: c\n", "Action 2: d"]
 
 
-def written(*parts, seat="policy", stop="stop", **more):
+def written(*parts, seat="policy", stop="stopped", **more):
     """A turn whose steps are the parts, with the token that ends it behind them."""
     ids = [WORDS(p, add_special_tokens=False)["input_ids"] for p in parts]
     ends = np.cumsum([0, *map(len, ids)]).tolist()
@@ -159,7 +159,7 @@ def test_credit_of_remax():
     assert got.tolist() == pytest.approx([0, 0, 0.5 - 0.1, 1.0, 2.0 + 0.1], abs=1e-12)
 
 
-@pytest.mark.parametrize(("stop", "end"), [("stop", 0.0), ("length", 0.6)])
+@pytest.mark.parametrize(("stop", "end"), [("stopped", 0.0), ("length", 0.6)])
 def test_credit_of_ppo(stop, end):
     """lam 0: delta_t = r_t + gamma V_{t+1} - V_t, where a cut answer goes on with what the critic says of its end."""
     streams = {"reward": [0.0, 0.0, 1.0], "old": [0, 0, 0], "ref": [-1, 0, 1], "value": [0.1, 0.2, 0.3]}

@@ -34,7 +34,7 @@ def answer(name, *parts, group="g"):
     ids = [WORDS(p, add_special_tokens=False)["input_ids"] for p in parts]
     ends = np.cumsum([0, *map(len, ids)]).tolist()
     tokens = (*(t for p in ids for t in p), WORDS.eos_token_id)
-    turn = Turn("policy", (5, 6), tokens, logp=(-1.0,) * len(tokens), steps=tuple(pairwise(ends)), stop="stop",
+    turn = Turn("policy", (5, 6), tokens, logp=(-1.0,) * len(tokens), steps=tuple(pairwise(ends)), stop="stopped",
                 text="".join(parts), action="x")  # fmt: skip
     players = {"policy": Player("trained", "tiny")}
     return Episode(name, Task(group), group, (turn,), {"self": Scored(1.0, True)}, terminated=True, players=players)

@@ -92,7 +92,7 @@ def test_the_engine_keeps_to_it(saved):
     engine = LocalEngine(lm, slots=2, max_len=64)
     prompts = [tuple(range(3, 3 + n)) for n in (5, 9)]
     for prompt, (done,) in zip(prompts, run(engine, [Request(p, max_tokens=30) for p in prompts]), strict=True):
-        assert len(done.tokens) == 16 - len(prompt) and done.stop == "length"
+        assert len(done.tokens) == 16 - len(prompt) and done.stop == "context_full"
         assert np.abs(np.array(done.logp) - alone(own, [*prompt, *done.tokens])[len(prompt) - 1 :]).max() < 2e-5
     with pytest.raises(EngineError, match="use a model with a longer context"):
         run(engine, [Request(tuple(range(16)))])

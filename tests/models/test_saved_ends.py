@@ -33,7 +33,7 @@ def test_a_trained_model_stops_in_a_transformers_pipeline_where_it_stops_here(tm
     prompt = tuple(lm.tokenizer.encode("Say it: ", add_special_tokens=False))
     request = Request(prompt, SamplingLaw(temperature=0.0), 1, 20, stop_ids(lm.tokenizer), (), 0, "x")
     ((here,),) = run(LocalEngine(lm, slots=2), [request])
-    assert here.text == "yes" and here.stop == "stop"
+    assert here.text == "yes" and here.stop == "stopped"
     there = pipeline("text-generation", model=str(folder))
     (answer,) = there("Say it: ", max_new_tokens=20, do_sample=False, return_full_text=False)
     assert answer["generated_text"] == "yes"

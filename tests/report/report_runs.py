@@ -31,7 +31,7 @@ def episode(name: str, start: int = 0, win: bool = True, say: str = "Go north, t
     law = SamplingLaw(allowed=ids("0123"))
     last = 4.0 if win else -2.0
     turns = (
-        turn("reflector", f"Map {start}: T..P\nThought:", say, forced=" Well.", stop="stop"),
+        turn("reflector", f"Map {start}: T..P\nThought:", say, forced=" Well.", stop="stopped"),
         turn(
             "policy",
             f"Map {start}: T..P\n{say}\nAction:",

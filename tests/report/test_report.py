@@ -171,8 +171,8 @@ def test_turns_that_are_cut_off_name_the_key_of_their_recipe(method, key):
     """The recipe is the method's own, with all its defaults."""
     written = "" if method is None else dump(get_method(method).Config(method=method, steps=10_000))
     recipe = parse(written, "recipe.yaml")[0] or {}
-    cut, whole = (Turn("reflector", (1,), (2,), stop=stop) for stop in ("length", "stop"))
-    chosen = Turn("policy", (1,), (2,), law=SamplingLaw(allowed=(2, 3)), stop="length")  # a label is not cut off
+    cut, whole = (Turn("reflector", (1,), (2,), stop=stop) for stop in ("length", "stopped"))
+    chosen = Turn("policy", (1,), (2,), law=SamplingLaw(allowed=(2, 3)), stop="label")  # a label is not cut off
     e = episode("e")
     said = lambda *turns: [
         c["text"] for c in concerns([], [type(e)("e", e.task, "g", turns, e.outcomes)], recipe, "finished", 9, {})

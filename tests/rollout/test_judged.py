@@ -30,7 +30,7 @@ class Counting:
     async def sample(self, request):
         text = f"{len(request.prompt)} of {TOKENIZER.decode(request.prompt)[-20:]}"
         ids = tuple(TOKENIZER.encode(text))
-        return [Completion(ids, (0.0,) * len(ids), (0.0,) * len(ids), text, "stop")]
+        return [Completion(ids, (0.0,) * len(ids), (0.0,) * len(ids), text, "stopped")]
 
 
 ROWS = [

@@ -83,7 +83,7 @@ def test_arith_with_gold_answers():
         want = [Scored(1.0, True), Scored(0.0, False), Invalid("no line '#### number' to read the answer from")][k % 3]
         assert e.outcome == want
         (turn,) = e.turns
-        assert turn.tokens == encode(turn.text) + (TOKENIZER.eos_token_id,) and turn.stop == "stop"
+        assert turn.tokens == encode(turn.text) + (TOKENIZER.eos_token_id,) and turn.stop == "stopped"
         assert (
             turn.prompt == encode(e.task.data["question"] + "\n")
             and turn.action == answers[e.task.data["question"] + "\n"]
@@ -135,7 +135,7 @@ def test_a_model_plays_and_its_numbers_are_its_own(tiny, task):
             if task == "arith":
                 ended = turn.tokens[-1] == TOKENIZER.eos_token_id
                 assert turn.text == TOKENIZER.decode(turn.tokens[:-1] if ended else turn.tokens)
-                assert turn.stop == ("stop" if ended else "length") and (ended or len(turn.tokens) == 12)
+                assert turn.stop == ("stopped" if ended else "length") and (ended or len(turn.tokens) == 12)
             else:
                 assert turn.text in ("ab" if task == "solved" else "012345") and turn.law.temperature == 0.7
     assert play(source, tasks, [one], n=3, seed=2) == episodes

@@ -66,7 +66,7 @@ class Table:
             self.drawn += 1
             text = self.tokenizer.decode(tokens)
             if any(s in text for s in request.stop_strings):
-                return Completion(tokens, logp, logp, text[:-1], "stop")
+                return Completion(tokens, logp, logp, text[:-1], "stopped")
             if len(tokens) >= request.max_tokens:
                 return Completion(tokens, logp, logp, text, "length")
 
@@ -195,7 +195,7 @@ class Script:
                 tokens.append(ord(c))
                 said = self.decode(tokens)
                 if c == "|" or any(s in said for s in request.stop_strings):
-                    stop = "stop"
+                    stop = "stopped"
                     break
                 if len(tokens) >= request.max_tokens:
                     break
@@ -232,7 +232,7 @@ def test_what_is_finished_goes_to_the_pool_whatever_its_score():
     assert (
         found.why == "finished" and found.best.text.endswith("end") and any(t.text.endswith("bad") for t in found.pool)
     )
-    assert found.best.tokens[-1] == Script.END and found.best.stop == "stop"
+    assert found.best.tokens[-1] == Script.END and found.best.stop == "stopped"
 
 
 def test_the_token_that_ends_an_answer_is_not_scored():
@@ -246,7 +246,7 @@ def test_rounds_end_a_search_that_finishes_nothing():
     assert (found.best, found.pool, found.rounds, found.why) == (None, [], 20, "rounds")
     searcher = Searcher(Script(lambda *_: "again\n"), By(len), Plan("beam", 2, rounds=3))
     (done,) = asyncio.run(searcher.sample(ask()))
-    assert (done.tokens, done.text, done.stop) == ((), "", "length")
+    assert (done.tokens, done.text, done.stop) == ((), "", "forced_end")
 
 
 def test_an_answer_that_is_too_long_is_finished():
@@ -262,7 +262,7 @@ def test_a_budget_is_never_passed(budget, kind):
     say = lambda text, lot: "".join(lot.choice(["yes\n", "no\n", "well then\n", "so|"]) for _ in range(30))
     found = one(say, len, Plan(kind, 3, budget=budget, tree=True))
     assert found.tokens <= budget and sum(n.tokens for n in found.tree) == found.tokens
-    assert all(t.stop == "stop" or len(t.tokens) == 60 for t in found.pool)  # what the budget cut is no answer
+    assert all(t.stop == "stopped" or len(t.tokens) == 60 for t in found.pool)  # what the budget cut is no answer
     assert (found.best is None) == (not found.pool)
 
 
@@ -277,7 +277,7 @@ def test_several_stop_strings_and_steps():
     say = lambda text, lot: "One. Two.$ Three\nDONE rest"[len(text) - 1 :]
     found = one(say, len, Plan("beam", 1, step_ends=("\n", ". ", ".$ "), tree=True), stop_strings=("DONE",))
     assert [n.text for n in found.tree] == ["One. ", "Two.$ ", "Three\n", ""]
-    assert found.best.text == "One. Two.$ Three\n" and found.best.stop == "stop"
+    assert found.best.text == "One. Two.$ Three\n" and found.best.stop == "stopped"
 
 
 def test_the_tree_tells_the_whole_story():

@@ -34,7 +34,7 @@ class Told:
 
     async def chat(self, messages, law, max_tokens, stops, seed, key, **more):
         self.heard.append([dict(m) for m in messages])
-        return [Completion((), (), (), f"line {len(messages)}", "stop")]
+        return [Completion((), (), (), f"line {len(messages)}", "stopped")]
 
 
 def test_a_chat_server_is_sent_the_conversation_as_it_grows():

@@ -53,7 +53,7 @@ def test_a_small_episode_is_this_line():
 def test_a_full_episode_is_this_line():
     law = SamplingLaw(0.7, 0.9, 5, (4, 5), 1, (2,))
     turn = Turn(
-        "a", (), (4, 5), (-0.5, -0.0), (-0.25, 0.0), law, (9,), 0, ((0, 1), (1, 2)), "stop", "né\n", "go", -1.5, 3
+        "a", (), (4, 5), (-0.5, -0.0), (-0.25, 0.0), law, (9,), 0, ((0, 1), (1, 2)), "stopped", "né\n", "go", -1.5, 3
     )
     whole = Episode(
         "e", Task("t", 7, {"x": [1, {"y": None}]}, {"gold": "ü"}), "g", (Turn("a", (1,), ()), turn),
@@ -64,7 +64,7 @@ def test_a_full_episode_is_this_line():
         '{"id":"e","task":{"id":"t","seed":7,"data":{"x":[1,{"y":null}]},"meta":{"gold":"ü"}},"group":"g","turns":['
         '{"seat":"a","prompt":[1],"tokens":[]},{"seat":"a","prompt":[],"tokens":[4,5],"logp":[-0.5,-0.0],'
         '"logq":[-0.25,0.0],"law":{"temperature":0.7,"top_p":0.9,"top_k":5,"allowed":[4,5],"min_tokens":1,'
-        '"stop_ids":[2]},"forced":[9],"continues":0,"steps":[[0,1],[1,2]],"stop":"stop","text":"né\\n","action":"go",'
+        '"stop_ids":[2]},"forced":[9],"continues":0,"steps":[[0,1],[1,2]],"stop":"stopped","text":"né\\n","action":"go",'
         '"reward":-1.5,"version":3}],"outcomes":{"a":{"kind":"scored","reward":0.0,"success":false},'
         '"b":{"kind":"invalid","reason":"no answer"},"c":{"kind":"failed","error":"boom"}},"terminated":true,'
         '"truncated":true,"players":{"a":{"kind":"trained","model":"tiny","revision":"main","version":3}},'
@@ -110,7 +110,7 @@ def turns(draw, index: int) -> Turn:
     return Turn(
         draw(text), draw(tokens), wrote, draw(numbers), draw(numbers), draw(laws), draw(tokens),
         draw(st.none() | st.integers(0, index - 1)) if index else None, draw(st.lists(span, max_size=2).map(tuple)),
-        draw(st.sampled_from(["stop", "length", ""])), draw(text), draw(st.none() | text), draw(floats), draw(ints),
+        draw(st.sampled_from(["stopped", "length", ""])), draw(text), draw(st.none() | text), draw(floats), draw(ints),
     )  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def test_surrogates_are_kept_and_pairs_joined():
         (Turn("a", (), (True,)), "turns.0.tokens.0", "must be a whole number, not True"),
         (Turn("a", (), (), continues=0), "turns.0.continues", "can only continue an earlier"),
         (Turn("a", (), (1,), steps=((0, 2),)), "turns.0.steps", "[0, 2] outside 1 tokens"),
-        (Turn("a", (), (), stop="stpo"), "turns.0.stop", "Did you mean 'stop'?"),  # type: ignore[arg-type]
+        (Turn("a", (), (), stop="stoped"), "turns.0.stop", "Did you mean 'stopped'?"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_written_is_refused(bad, key, what):

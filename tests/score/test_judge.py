@@ -248,7 +248,7 @@ def test_a_judge_that_is_mended_is_asked_again(tmp_path):
     said = ["I cannot say."]
 
     async def answer(question, draw):
-        return Completion((), (), (), said[0], "stop")
+        return Completion((), (), (), said[0], "stopped")
 
     judge.client.say = answer
     assert isinstance(asyncio.run(judge.judge(plays(1)))[0].outcome, Failed)
@@ -274,7 +274,7 @@ def test_a_judge_that_can_write_only_marks(make_lm):
     bound = ModelJudge(ModelJudgeConfig.model_validate({**how, "constrained": True}), LocalEngine(lm, 4, 2048))
     assert free.fingerprint != bound.fingerprint and all(isinstance(o, Failed) for o in ask(free, 3))
     found, rows = ask(bound, 6), [bound.client.store[k] for k in bound.client.store]
-    assert sum(isinstance(o, Scored) and 0 <= o.reward <= 1 for o in found) == sum(r["stop"] == "stop" for r in rows)
+    assert sum(isinstance(o, Scored) and 0 <= o.reward <= 1 for o in found) == sum(r["stop"] == "stopped" for r in rows)
     for row in rows:
         asked = re.findall(r'"id": "(\w+)"', row["question"])[-1]
         assert re.match(rf'{{"id": "{asked}", "score": [0-9.e+-]+', row["text"])

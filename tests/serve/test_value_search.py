@@ -78,7 +78,8 @@ def test_a_search_behind_the_openai_client(client, lm, local, asked):
         model="tiny", messages=SAY, max_tokens=24, seed=7, logprobs=True, extra_body=body
     )
     choice = done.choices[0]
-    assert choice.message.content == expected.best.text and choice.finish_reason == expected.best.stop
+    assert choice.message.content == expected.best.text
+    assert choice.finish_reason == ("length" if expected.best.stop == "length" else "stop")
     assert choice.token_ids == list(expected.best.tokens)
     assert [t.logprob for t in choice.logprobs.content] == list(expected.best.logp)
     assert choice.search == json.loads(json.dumps(expected.plain())) and len(choice.search["tree"]) > 3

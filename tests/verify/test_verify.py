@@ -213,7 +213,7 @@ def test_ends_of_turns():
     that."""
     tokenizer = tiny_tokenizer()
     ids, eos = tuple(tokenizer.encode("abc")), tokenizer.eos_token_id
-    turn = Turn("policy", (1,), (*ids, eos), stop="stop", text="abc")
+    turn = Turn("policy", (1,), (*ids, eos), stop="stopped", text="abc")
     defects = lambda **changes: turn_defects(dataclasses.replace(turn, **changes), tokenizer, {eos})
     assert defects() == defects(text="ab", tokens=ids) == defects(stop="length", tokens=ids) == []
     assert "an end that is never trained" in defects(tokens=ids)[0]

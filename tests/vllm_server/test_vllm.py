@@ -176,7 +176,7 @@ def test_a_trained_model_stops_in_vllm_where_it_stops_here(vllm, tmp_path, monke
     lm = load_model(ModelConfig(name=str(trained)))
     prompt = tuple(lm.tokenizer.encode("Say it: ", add_special_tokens=False))
     ((here,),) = run(LocalEngine(lm, 1), [Request(prompt, SamplingLaw(temperature=0.0), 1, 20, stop_ids(lm.tokenizer))])
-    assert (here.text, here.stop) == ("yes", "stop")
+    assert (here.text, here.stop) == ("yes", "stopped")
     with served(vllm, trained.resolve(), tmp_path / "vllm.log", 64) as address:
         body = {"model": "wise", "prompt": "Say it: ", "max_tokens": 20, "temperature": 0}
         said = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"][0]

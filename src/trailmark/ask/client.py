@@ -59,7 +59,7 @@ class Refused(Unfinished):
 @dataclass(frozen=True, slots=True)
 class Answer:
     text: str
-    stop: str  # `length`: it was cut at the limit
+    stop: str  # why it ended, as of a turn (`types.Stop`)
     tokens: int | None = None  # that were written; None: the server did not say
     prompt_tokens: int | None = None
 
@@ -181,7 +181,7 @@ class Client:
         if key not in self.store or ("unread" in self.store[key] and key not in self._unread):
             return None
         row = self.store[key]
-        return Answer(row["text"], row.get("stop", "stop"), row.get("tokens"), row.get("prompt_tokens"))
+        return Answer(row["text"], row.get("stop", "stopped"), row.get("tokens"), row.get("prompt_tokens"))
 
     def settle(self, first: str = "") -> None:
         """Raise an error if too many questions were not answered since the last call. `first` names the first one."""

@@ -6,11 +6,11 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trailmark.errors import TrailmarkError
 from trailmark.run_async import wait
-from trailmark.types import SamplingLaw, Tokens
+from trailmark.types import CUT_OFF, ENDED, SamplingLaw, Stop, Tokens
 
 if TYPE_CHECKING:
     from trailmark.engines.weights import Weights
@@ -46,9 +46,19 @@ class Completion:
     logp: tuple[float, ...]  # under the model
     logq: tuple[float, ...]  # under the law
     text: str  # decoded, without the stopping token or string
-    stop: Literal["stop", "length"]
+    stop: Stop
     # tokens of the prompt and of the answer, as a server counts them
     usage: tuple[int, int] | None = field(default=None, compare=False)
+    # versions of the weights that wrote its first and its last token, if the engine can say; else its `version` counts
+    versions: tuple[int, int] | None = field(default=None, compare=False)
+
+    @property
+    def ended(self) -> bool:
+        return self.stop in ENDED
+
+    @property
+    def cut_off(self) -> bool:
+        return self.stop in CUT_OFF
 
 
 class Engine(Protocol):

@@ -26,7 +26,7 @@ from trailmark.engines.base import Completion, Engine, EngineError, Request, Sch
 from trailmark.engines.http_client import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.engines.stops import cut_text
 from trailmark.texts import encode
-from trailmark.types import SamplingLaw, Tokens
+from trailmark.types import ENDED, SamplingLaw, Stop, Tokens
 
 __all__ = [
     "About", "EngineGarbage", "EngineRefused", "EngineStatus", "EngineTimeout", "HttpEngine", "http_engine",
@@ -36,6 +36,11 @@ OWNER = "trailmark"  # the owner that our own server gives in /v1/models
 CONTINUES = (OWNER, "vllm", "sglang")  # servers that can continue a message that has begun
 TOO_LONG = re.compile(r"maximum context length|context_length_exceeded", re.IGNORECASE)  # what servers then say
 
+# `finish_reason` of OpenAI's protocol, and the words of TGI and of Mistral
+FINISHED: dict[Any, Stop] = {
+    "stop": "stopped", "eos_token": "stopped", "stop_sequence": "stop_string", "length": "length",
+    "model_length": "context_full",
+}  # fmt: skip
 SCHEMA = re.compile(r"schema|response_format", re.IGNORECASE)  # servers that refuse a schema say so
 
 
@@ -286,11 +291,13 @@ class HttpEngine(Engine):
     def _completion(
         self, choice: dict[str, Any], request: Request, way: Literal["text", "message"], text_only: bool = False
     ) -> Completion:
-        stop = choice.get("finish_reason")
-        if text_only and stop != "length":
-            stop = "stop"
-        if stop not in ("stop", "length"):
-            raise EngineGarbage(f"'{self.name}' did not finish its answer: it stopped with {stop!r}")
+        reason = choice.get("finish_reason")
+        stop = FINISHED.get(reason if isinstance(reason, str) else None)
+        if stop is None and not text_only:
+            raise EngineGarbage(f"'{self.name}' did not finish its answer: it stopped with {reason!r}")
+        stop = stop or ""
+        if stop == "stopped" and isinstance(choice.get("stop_reason"), str):  # vLLM names the text
+            stop = "stop_string"
         text = choice.get("text") if way == "text" else _at(choice, "message", "content")
         if not isinstance(text, str):
             raise EngineGarbage(f"'{self.name}' answered without text")
@@ -301,6 +308,10 @@ class HttpEngine(Engine):
             raise EngineGarbage(f"'{self.name}' gave invalid token ids: {str(ids)[:80]}")
         tokens: Tokens = tuple(ids)
         self._allowed(tokens, text, request.law)
+        if stop == "length" and len(tokens) < request.max_tokens:
+            stop = "context_full"
+        elif stop == "stopped" and request.stop_ids and request.stop_strings and tokens[-1] not in request.stop_ids:
+            stop = "stop_string"
         listed: Any = ()
         if choice.get("logprobs"):
             inside = choice["logprobs"]
@@ -320,22 +331,22 @@ class HttpEngine(Engine):
             )
         return Completion(tokens, logp, logq, text if way == "message" else self._said(tokens, stop, request), stop)
 
-    def _said(self, tokens: Tokens, stop: str, request: Request) -> str:
+    def _said(self, tokens: Tokens, stop: Stop, request: Request) -> str:
         """The text of exact tokens as the local engine decodes it. Servers drop special tokens and partial
         characters."""
-        if stop == "stop" and tokens[-1] in request.stop_ids:
+        if stop in ENDED and tokens[-1] in request.stop_ids:
             return self.tokenizer.decode(tokens[:-1])
-        if stop == "stop" and request.stop_strings:
+        if stop in ENDED and request.stop_strings:
             return cut_text(self.tokenizer, tokens, request.stop_strings, request.law.min_tokens)
         return self.tokenizer.decode(tokens)
 
-    def _encoded(self, text: str, stop: Literal["stop", "length"], request: Request) -> Completion:
+    def _encoded(self, text: str, stop: Stop, request: Request) -> Completion:
         if self.exact:
             raise EngineError(f"'{self.name}' does not return token ids, so its answers cannot be trained on")
         tokens: Tokens = ()
         if self.tokenizer is not None:
             tokens = tuple(encode(self.tokenizer, text))
-            if stop == "stop" and not request.stop_strings:
+            if stop in ENDED and not request.stop_strings:
                 tokens += request.stop_ids[:1]
             self._allowed(tokens, text, request.law)
         return Completion(tokens, (), (), text, stop)

@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from trailmark.models.lm import LM
 from trailmark.models.load import check_bf16
 from trailmark.models.probe import decodes
 from trailmark.models.readout import Readout
-from trailmark.types import SamplingLaw
+from trailmark.types import SamplingLaw, Stop
 
 BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple of this
 WORTH_KEEPING = 64  # a shorter prompt is not kept for later prompts
@@ -656,15 +656,17 @@ class LocalEngine(Engine):
     def _completion(self, live: _Live) -> Completion | None:
         """The finished sample, if its last token ended it; else None."""
         request, tokens = live.request, live.tokens
-        stop: Literal["stop", "length"] | None = None
+        stop: Stop | None = None
         text = None
         if tokens[-1] in request.stop_ids:
-            stop, text = "stop", self.tokenizer.decode(tokens[:-1])
+            stop, text = "stopped", self.tokenizer.decode(tokens[:-1])
         elif live.watch is not None and (at := live.watch.add(tokens[-1])) is not None:
             text = live.watch.cut(self.tokenizer.decode(tokens), at)
-            stop = None if text is None else "stop"
-        if stop is None and (len(tokens) >= request.max_tokens or len(request.prompt) + len(tokens) >= self.max_len):
-            stop, text = "length", self.tokenizer.decode(tokens)
+            stop = None if text is None else "stop_string"
+        full = len(request.prompt) + len(tokens) >= self.max_len
+        if stop is None and (full or len(tokens) >= request.max_tokens):
+            stop = "length" if len(tokens) >= request.max_tokens else "context_full"
+            text = self.tokenizer.decode(tokens)
         if stop is None:
             return None
         return Completion(tuple(tokens), tuple(live.logp), tuple(live.logq), text or "", stop)

@@ -42,7 +42,7 @@ class PersonEngine(Engine):
             if allowed is None and request.stop_ids and len(tokens) < request.max_tokens:
                 tokens += request.stop_ids[:1]
             zeros = (0.0,) * len(tokens)
-            return Completion(tokens, zeros, zeros, text, "stop")
+            return Completion(tokens, zeros, zeros, text, "stopped")
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
         raise EngineError(f"'{self.name}' is a person and cannot score tokens")

@@ -36,7 +36,7 @@ class ScriptedEngine(Engine):
             if request.law.allowed is not None and not set(tokens) <= set(request.law.allowed):
                 raise EngineError(f"'{self.name}' answered {text!r}, which is not one of the labels it was given")
             zeros = (0.0,) * len(tokens)
-            out.append(Completion(tokens, zeros, zeros, text, "length" if cut else "stop"))
+            out.append(Completion(tokens, zeros, zeros, text, "length" if cut else "stopped"))
         await asyncio.sleep(0)
         return out
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trailmark.config import SamplingConfig, resolve
 from trailmark.errors import DataError
-from trailmark.evaluate.players import Wish, local_seat, plays_alone
+from trailmark.evaluate.players import local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
 from trailmark.runs.store import read_recipe
 from trailmark.seats.locate import locate
@@ -53,7 +53,7 @@ def _play_like(run: Path, like: Path, episodes: Sequence[Episode]) -> tuple[list
     sampling = resolve(recipe.get("sampling") or {}, SamplingConfig)
     source = get_task(task["name"], **fix_options(task.get("options") or {}, like))
     found = dataclasses.replace(found, recipe={**found.recipe, "engine": recipe.get("engine") or {}})
-    seat = local_seat(found, Wish(), sampling, source)
+    seat = local_seat(found, "auto", sampling, source)
     tasks = {e.task.id: e.task for e in episodes}
     times = Counter(e.task.id for e in episodes)
     print(f"{run} has no evaluation: it plays the {len(tasks)} starts of {like} now", file=sys.stderr, flush=True)

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 from trailmark import registry
 from trailmark.errors import DataError, nearest, shorten
-from trailmark.evaluate.copy_rate import copy_rate
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 from trailmark.methods.collect import play_left
 from trailmark.rollout.play import Protocol, Seat, must_show, play, start_all
@@ -122,14 +121,19 @@ def summarise(
         low, high = reward.low, reward.high
         metrics["cost"] = {**reward.plain(), "value": 0.0 - reward.value, "low": None if high is None else 0.0 - high,
                            "high": None if low is None else 0.0 - low}  # fmt: skip
+        parts = dict.fromkeys(f"reward/{name}" for e in good for name in _score(e, side).parts)
+        for name in parts:
+            told = [(e.task.id, v) for e in good if (v := value_of(e, name, side)) is not None]
+            metrics[name] = mean_of([v for _, v in told], [start for start, _ in told]).plain()
         for length in ("turns", "tokens"):
             metrics[length] = mean_of([value_of(e, length, side, seat) or 0.0 for e in good], starts).plain()
         for more in registry.ours("metrics"):
             if told := [(e.task.id, v) for e in good if (v := value_of(e, more, side)) is not None]:
                 metrics[more] = mean_of([v for _, v in told], [start for start, _ in told]).plain()
         metrics |= _tries(episodes, side, answer or read_answer, failed)
-        if tokenizer is not None and (share := copy_rate(good, tokenizer, commands)) is not None:
-            metrics["followed"] = share
+        for more in registry.ours("advice") if tokenizer is not None else ():
+            if (share := registry.load("advice", more)(good, tokenizer, commands)) is not None:
+                metrics[more] = share
     said = warning(episodes, row, side)
     return {**row, "metrics": metrics, **({"warning": said} if said else {})}
 
@@ -220,6 +224,8 @@ def value_of(
         return None if outcome.success is None else float(outcome.success)
     if metric in ("reward", "cost"):
         return outcome.reward if metric == "reward" else 0.0 - outcome.reward
+    if metric.startswith("reward/"):
+        return outcome.parts.get(metric.removeprefix("reward/"))
     mine = [t for t in e.turns if seat in (None, t.seat)]
     if metric == "turns":
         return float(len(mine))

@@ -66,6 +66,12 @@ def commands_of(files: Sequence[Path]) -> Mapping[str, str]:
     return task_class(name).commands if name in task_names() else {}
 
 
+def hears_words(episodes: Sequence[Episode]) -> bool:
+    """Whether an actor may have seen the words of another seat."""
+    pairs = [(a, b) for e in episodes for a, b in zip(e.turns, e.turns[1:])]
+    return any(a.action is None and a.text.strip() and b.action is not None and a.seat != b.seat for a, b in pairs)
+
+
 def read_files(files: Sequence[Path]) -> list[Episode]:
     return [e for f in files for e in read_segment(f)]
 

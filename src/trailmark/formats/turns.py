@@ -88,7 +88,7 @@ def conversation_turns(r: Reader, messages: Sequence[chat.Message], given: Colle
             prompt,
             written,
             continues=None if before is None else number[before],
-            stop="stop",
+            stop="stopped",
             text=messages[m]["content"],
         )
         for m, (prompt, written, before) in sorted(found.items())
@@ -108,7 +108,7 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
     if r.bounds is not None:
         asked, answer = _sure(r.bounds.texts.most(prompt)), _sure(r.bounds.texts.most(response))
         both: Any = range(asked + 1), range(answer + 1)  # with a BOS and an end
-        return Turn(r.seat, *both, stop="stop" if end else "", text=said)
+        return Turn(r.seat, *both, stop="stopped" if end else "", text=said)
     shown = chat.as_written(tokenizer, prompt)
     if adds_bos(tokenizer) and not prompt.startswith(tokenizer.bos_token):
         shown = mark(tokenizer.bos_token) + shown
@@ -124,7 +124,7 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
         raise DataError(f"the {'prompt' if not head else 'response'} has no tokens: there is nothing to learn from")
     borders = [0, *token_borders(ends, steps[1:]), len(tokens)] if steps else []
     spans = tuple(pairwise(borders))
-    return Turn(r.seat, tuple(head), tokens, steps=spans, stop="stop" if end else "", text=said)
+    return Turn(r.seat, tuple(head), tokens, steps=spans, stop="stopped" if end else "", text=said)
 
 
 def _sure(most: int | None) -> int:
@@ -141,7 +141,7 @@ def _measured_turns(
     if len(said) != 1 or said[0] is not messages[-1]:
         raise Unsure
     tokens: Any = range(_sure(bounds.most(messages)))
-    return (Turn(r.seat, tokens, (0,), stop="stop", text=said[0]["content"]),)
+    return (Turn(r.seat, tokens, (0,), stop="stopped", text=said[0]["content"]),)
 
 
 def _encode(tokenizer: Any, text: str, ends: bool) -> tuple[list[int], list[int]]:

@@ -48,7 +48,17 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
         "turns": float(np.mean([len(e.turns) for e in episodes])),
         "written_tokens": sum(len(t.tokens) for e in episodes for t in e.turns),
     }
+    out |= {f"reward/{name}": float(np.mean(values)) for name, values in reward_parts(outcomes).items()}
     return {**out, "success": float(np.mean(wins))} if wins else out
+
+
+def reward_parts(outcomes: Sequence[Scored]) -> dict[str, list[float]]:
+    """The values of each named reward or metric, over the outcomes that have it."""
+    found: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        for name, value in outcome.parts.items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def sampler_gap(drawn: Sequence[Sample], scored: Sequence[Sample]) -> dict[str, float]:

@@ -21,10 +21,9 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.rollout.judged import noting
 from trailmark.rollout.play import Protocol
-from trailmark.runs.annotations import write_beside
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.stages import Stage, begun_from, is_stage, run_stages
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.store import Run, write_beside, write_segment
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled, trained_seats
 from trailmark.seats.locate import locate, stored_model
 from trailmark.seats.names import fix_names

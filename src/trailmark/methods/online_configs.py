@@ -73,10 +73,10 @@ class PolicyGradientRecipe(RunConfig):
     def _reader(cls, v: TaskConfig, info: Any) -> TaskConfig:
         """A judge that needs a model but names none uses the model that training starts from."""
         reward, model = v.reward, info.data.get("model")
-        if reward is None or not reward.reads or model is None or getattr(reward, "model", None) is not None:
+        if reward is None or model is None:
             return v
         start = model.model_copy(update={"lora": None, "gradient_checkpointing": False})
-        return v.model_copy(update={"options": {**v.options, "reward": reward.model_copy(update={"model": start})}})
+        return v.model_copy(update={"options": {**v.options, "reward": reward.with_model(start)}})
 
     @model_validator(mode="after")
     def _groups(self) -> PolicyGradientRecipe:
@@ -149,8 +149,6 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
             )
         task["name"], options["path"] = "prompts", data
     if reward is not None:
-        if isinstance(reward, dict) and "kind" not in reward and isinstance(reward.get("path"), str):
-            reward = {"kind": "function", **reward}
         options["reward"] = judge_config(reward).model_dump(mode="json")  # an error names the key as it is written
     return {**raw, "task": {**task, "options": options}}
 

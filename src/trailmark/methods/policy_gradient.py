@@ -22,9 +22,9 @@ from trailmark.models.load import load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.pool import Ahead
-from trailmark.runs.annotations import read_beside, write_beside
+from trailmark.runs.annotations import read_beside
 from trailmark.runs.checkpoints import listed
-from trailmark.runs.store import Run, read_segment, write_segment
+from trailmark.runs.store import Run, read_segment, write_beside, write_segment
 from trailmark.samples import annotate_turns, build_samples
 from trailmark.seats.config import LocalSeat
 from trailmark.types import Annotation, Episode, Sample, Scored
@@ -178,9 +178,9 @@ def reads_reference(config: PolicyGradientRecipe) -> bool:
 
 
 def reader_in_memory(config: Any) -> list[ModelInMemory]:
-    """The frozen model that gives the reward, if it is in this process."""
-    model = config.task.reward and config.task.reward.held()
-    return [] if model is None else [ModelInMemory("reward", model, stays=True)]
+    """The frozen models that give the reward, as far as they are in this process."""
+    models = config.task.reward.held() if config.task.reward else []
+    return [ModelInMemory("reward", model, stays=True) for model in models]
 
 
 def truncated(

@@ -286,7 +286,7 @@ def _whole(e: Episode, seat: str, tokenizer: Any) -> tuple[Sequence[int], int]:
     """The tokens of an answer, and the place behind which it is judged: the last one that says something."""
     at = last_turn(e, seat)
     row, t = e.sequence(at), e.turns[at]
-    ended = len(t.tokens) > 1 and t.stop == "stop" and t.tokens[-1] in tokenizer.all_special_ids
+    ended = len(t.tokens) > 1 and t.ended and t.tokens[-1] in tokenizer.all_special_ids
     return row, len(row) - 1 - ended
 
 

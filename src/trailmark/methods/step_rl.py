@@ -121,7 +121,7 @@ class StepRlMethod(OnlineMethod):
     # -- the algorithms: credit, and the loss of each trained model ---------------------------------------------------
 
     def ppo(self, step: int, answers: Sequence[Episode], rewards: StepRewardsOf) -> Credited:
-        c, cut = self.config, {e.id: e.turns[-1].stop == "length" for e in answers}
+        c, cut = self.config, {e.id: e.turns[-1].cut_off for e in answers}
         value = Readout("", "head", model="critic", head="value")
         samples = self.samples_of(
             answers, self.token_rewards(answers, rewards), value=value, after=dataclasses.replace(value, at="after")

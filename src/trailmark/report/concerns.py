@@ -141,7 +141,7 @@ def _plays(episodes: Sequence[Episode], recipe: Mapping[str, Any]) -> list[dict[
     """Concerns about the episodes on this page."""
     out = []
     free = [t for e in episodes for t in e.turns if t.tokens and t.law.allowed is None and t.stop]
-    cut = sum(t.stop == "length" for t in free)
+    cut = sum(t.cut_off for t in free)
     if free and cut > 0.1 * len(free):
         share, key = cut / len(free), _limit(recipe)
         out.append(_warn(f"{share:.0%} of the turns were cut off at their length limit: raise the recipe's '{key}'?"))

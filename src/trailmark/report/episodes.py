@@ -35,7 +35,8 @@ class Texts:
 
 def outcome_view(outcome: Scored | Invalid | Failed) -> dict[str, Any]:
     if isinstance(outcome, Scored):
-        return {"kind": "scored", "reward": _short(outcome.reward), "success": outcome.success}
+        parts = {"parts": {n: _short(x) for n, x in outcome.parts.items()}} if outcome.parts else {}
+        return {"kind": "scored", "reward": _short(outcome.reward), "success": outcome.success, **parts}
     return {"kind": "invalid", "why": outcome.reason} if isinstance(outcome, Invalid) else {
         "kind": "failed", "why": outcome.error,
     }  # fmt: skip
@@ -108,7 +109,7 @@ def view(
             v["whole"] = True
         earned = [_short(x) for x in on_tokens(t, i, notes.get("advantage", ())) or (None,)]
         v["a"] = earned[0] if len(set(earned)) == 1 else earned if w is not None else None
-        v |= {"on": learnt and trained(episode, t.seat), "reward": _short(t.reward), "v": t.version}
+        v |= {"on": learnt and trained(episode, t.seat), "reward": _short(t.reward), "v": versions(t)}
         if t.law.allowed is None:  # the length of a label says nothing
             v["stop"] = t.stop
         if t.action is not None:
@@ -127,6 +128,12 @@ def view(
     if episode.parent is not None:
         out["parent"] = f"{episode.parent.episode}, turn {episode.parent.turn}, token {episode.parent.token}"
     return out
+
+
+def versions(turn: Turn) -> int | str:
+    """The version of the weights that wrote a turn, or the first and the last."""
+    first, last = turn.versions
+    return first if first == last else f"{first} to {last}"
 
 
 def _law(turn: Turn) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.plain_files import read_json, read_plain
+from trailmark.plain_files import read_json
 from trailmark.runs.annotations import annotation_files, named_episodes
 from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json
-from trailmark.runs.store import Run, metric_row, read_recipe, segments
+from trailmark.runs.store import Run, lines_of, metric_row, read_recipe, segments
 from trailmark.types import Annotation
 
 
@@ -29,12 +29,7 @@ class LineReader:
         return self._rows(path, lambda line, i: from_json(line, path, i, kind))
 
     def _rows(self, path: Path, read: Any) -> list[Any]:
-        try:
-            *lines, tail = read_plain(path).split(b"\n")
-        except FileNotFoundError:
-            return []
-        except OSError as e:
-            raise DataError(f"cannot be read ({e.strerror}).", path) from None
+        *lines, tail = lines_of(path, True)
         out, bad = [], int(bool(tail))  # a last line without a newline is still being written
         for i, line in enumerate(lines, 1):
             try:

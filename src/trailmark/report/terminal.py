@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trailmark.errors import DataError, nearest
-from trailmark.report.episodes import credit_source, on_tokens, trained
+from trailmark.report.episodes import credit_source, on_tokens, trained, versions
 from trailmark.report.pieces import Pieces, named, run_pieces
 from trailmark.report.read import LineReader, annotated
 from trailmark.runs.annotations import misfits, named_episodes
@@ -120,7 +120,8 @@ def _outcome(o: Scored | Invalid | Failed) -> Text:
         word, style = (
             ("success", "green") if o.success else ("no success", "red") if o.success is False else ("scored", "")
         )
-        return Text(f"{word} {o.reward:g}", style)
+        parts = ", ".join(f"{name} {value:g}" for name, value in o.parts.items())
+        return Text(_plain(f"{word} {o.reward:g}" + (f" ({parts})" if parts else "")), style)
     return Text(_plain(f"invalid: {o.reason}" if isinstance(o, Invalid) else f"failed: {o.error}"), "bold red")
 
 
@@ -185,7 +186,7 @@ def _detail(
 
 def _who(e: Episode, t: Turn) -> str:
     p = e.players.get(t.seat)
-    return f"{p.kind} {p.model} version {t.version}".replace("  ", " ") if p else f"version {t.version}"
+    return f"{p.kind} {p.model} version {versions(t)}".replace("  ", " ") if p else f"version {versions(t)}"
 
 
 def _legend(by: str, credit: str | None, learnable: bool) -> Text:

@@ -63,7 +63,7 @@ def _starts(point: Point, n: int, seed: int) -> list[Start]:
             f"turn {point.turn} of episode '{e.id}' has {len(turn.tokens)} tokens: it cannot be entered at token "
             f"{point.token}"
         )
-    if point.token and point.token == len(turn.tokens) and (turn.stop == "stop" or turn.law.allowed is not None):
+    if point.token and point.token == len(turn.tokens) and (turn.ended or turn.law.allowed is not None):
         raise TaskError(
             f"turn {point.turn} of episode '{e.id}' is complete at token {point.token}: enter it earlier, or at the "
             "next turn"

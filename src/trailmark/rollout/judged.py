@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trailmark.credit.turns import side_of
-from trailmark.errors import JudgeError, TaskError, TrailmarkError, shorten
+from trailmark.errors import TaskError
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict
+from trailmark.score.checked import verdicts_of
 from trailmark.tasks.base import Observation, TaskSource, declared
 from trailmark.types import Annotation, Episode, Outcome, Scored, Turn
 
@@ -56,69 +56,19 @@ async def give_verdicts(
     `first` maps a number to the first prompt."""
     numbers = sorted(first)
     plays = [as_play(episodes[k], first[k]) for k in numbers]
-    for k, play, verdict in zip(numbers, plays, await _ask(judge, plays)):
+    for k, play, verdict in zip(numbers, plays, await verdicts_of(judge, plays)):
         episodes[k] = _with_verdict(play.episode, verdict, judge, notes)
 
 
 def judge_episodes(source: TaskSource, episodes: Sequence[Episode], judge: Judge) -> list[Verdict]:
     """One verdict for each finished play, even if it already has an outcome. The episodes stay as they are."""
-    return wait(_ask(judge, [as_play(e, source.make().reset(e.task)) for e in episodes]))
-
-
-async def _ask(judge: Judge, plays: Sequence[Play]) -> list[Verdict]:
-    """The verdicts of a judge. A user may have written its class, so they are checked before anything is stored."""
-    name = judge.name if judge.name != Judge.name else type(judge).__name__  # a user's class may set no name
-    who = f"judge '{name}'"
-    try:
-        verdicts = await judge.judge(plays)
-    except Exception as problem:
-        if isinstance(problem, TrailmarkError) or type(judge).__module__.startswith("trailmark."):
-            raise
-        raise JudgeError(f"reward: {who} raised {type(problem).__name__}: {problem}.") from problem
-    if not isinstance(verdicts, Sequence) or isinstance(verdicts, str):
-        raise JudgeError(f"reward: {who} returned {_shown(verdicts)}: it must return a list of verdicts.")
-    if len(verdicts) != len(plays):
-        raise JudgeError(f"reward: {who} gave {len(verdicts)} verdicts for {len(plays)} plays.")
-    for play, verdict in zip(plays, verdicts):
-        if why := _unusable(play, verdict):
-            raise JudgeError(f"reward: {who} {why}.")
-    return list(verdicts)
-
-
-def _unusable(play: Play, verdict: Any) -> str:
-    """What is wrong with a verdict; "" if nothing is."""
-    if not isinstance(verdict, Verdict):
-        return f"gave {_shown(verdict)} for {play.where}: it must give a Verdict"
-    sides = set(play.episode.outcomes)
-    if isinstance(verdict.outcome, Mapping) and set(verdict.outcome) != sides:
-        return f"gave outcomes to {_listed(verdict.outcome)} in {play.where}, where {_listed(sides)} played"
-    for outcome in verdict.outcome.values() if isinstance(verdict.outcome, Mapping) else [verdict.outcome]:
-        if not isinstance(outcome, Outcome):
-            return f"gave {_shown(outcome)} as the outcome of {play.where}: it must be Scored, Invalid or Failed"
-        if isinstance(outcome, Scored) and not _finite(outcome.reward):
-            return f"gave the reward {_shown(outcome.reward)} for {play.where}: it must be a finite int or float"
-    for note in verdict.notes:
-        if note.episode != play.episode.id:
-            return f"answered for episode '{note.episode}' where '{play.episode.id}' was asked"
-        if not all(map(_finite, note.values)):
-            return f"noted {_shown(list(note.values))} as '{note.name}' of {play.where}: only finite numbers are stored"
-    return ""
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _shown(value: Any) -> str:
-    return shorten(repr(value))
-
-
-def _listed(sides: Any) -> str:
-    return ", ".join(f"'{s}'" for s in sorted(sides)) or "nobody"
+    return wait(verdicts_of(judge, [as_play(e, source.make().reset(e.task)) for e in episodes]))
 
 
 def _with_verdict(e: Episode, verdict: Verdict, judge: Judge, notes: list[Annotation] | None) -> Episode:
     about: dict[str, Any] = {"name": judge.name, "source": judge.source, "fingerprint": judge.fingerprint}
+    if judge.weights:
+        about["weights"] = dict(judge.weights)
     given, turns = verdict.outcome, list(e.turns)
     outcomes = {s: given[s] for s in e.outcomes} if isinstance(given, Mapping) else dict.fromkeys(e.outcomes, given)
     if isinstance(given, Mapping):

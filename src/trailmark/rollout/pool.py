@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
+
+from trailmark.time_limits import WorldCalls
 
 
 class Plays(Protocol):
     """What is played: `rollout.play.Game`."""
 
-    async def play(self, start: Any, threads: Executor | None = None) -> Any: ...
+    async def play(self, start: Any, calls: WorldCalls | None = None) -> Any: ...
 
 
 class Pool(Protocol):
@@ -34,11 +36,13 @@ class LocalPool:
 
     def __init__(self, at_once: int = 256, slow: bool = False):
         self._room = asyncio.Semaphore(at_once)
-        self._threads = ThreadPoolExecutor(min(at_once, 64)) if slow else None
+        room = min(at_once, 64)
+        self._threads = ThreadPoolExecutor(room) if slow else None
+        self._calls = WorldCalls(self._threads, room)
 
     async def play(self, game: Plays, start: Any) -> Any:
         async with self._room:
-            return await game.play(start, self._threads)
+            return await game.play(start, self._calls)
 
     def close(self) -> None:
         if self._threads is not None:

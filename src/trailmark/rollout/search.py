@@ -28,7 +28,7 @@ from trailmark.errors import TrailmarkError
 from trailmark.run_async import wait
 from trailmark.score.values import Line, Scorer
 from trailmark.steps import LINES, cut_tokens
-from trailmark.types import Tokens
+from trailmark.types import CUT_OFF, ENDED, Stop, Tokens
 
 Kind = Literal["beam", "best_of", "actions"]
 State = Literal["kept", "dropped", "double", "finished", "cut"]
@@ -93,19 +93,19 @@ class Text:
     logp: tuple[float, ...] = ()
     logq: tuple[float, ...] = ()
     ends: tuple[int, ...] = ()  # where its steps end
-    stop: Literal["stop", "length", ""] = ""  # "": not finished
+    stop: Stop = ""  # "": not finished
     text: str = ""
     node: int | None = None
     score: float | None = None
 
     def line(self, prompt: Tokens, stops: Tokens) -> Line:
-        ended = self.stop == "stop" and self.tokens and self.tokens[-1] in stops
+        ended = self.stop in ENDED and self.tokens and self.tokens[-1] in stops
         kept = len(self.tokens) - bool(ended)
         ends = sorted({min(e, kept) for e in self.ends})  # the last step ends where its text ends
         return Line(prompt, self.tokens[:kept], self.logp[:kept], tuple(ends))
 
     def completion(self) -> Completion:
-        return Completion(self.tokens, self.logp, self.logq, self.text, self.stop or "length")
+        return Completion(self.tokens, self.logp, self.logq, self.text, self.stop or "forced_end")
 
 
 @dataclass(eq=False)
@@ -179,7 +179,7 @@ class _Search:
             args = self.request.prompt, t.tokens, t.text, plan.step_ends
             t.ends = answer_ends(self.scorer, self.engine.tokenizer, *args)
         # A candidate that the budget cuts off is no answer.
-        pool = [t for t in texts if t.stop != "length" or most == request.max_tokens]
+        pool = [t for t in texts if t.stop not in CUT_OFF or most == request.max_tokens]
         await self._score(pool if plan.width > 1 else [])
         for t in texts:
             self._note(t, None, 0, t.text, len(t.tokens), "finished" if t in pool else "cut")
@@ -235,7 +235,7 @@ class _Search:
             for c in samples:
                 grown = self._grown(text, c)
                 # cut off by the budget: no answer
-                short = c.stop == "length" and len(c.tokens) == ask.max_tokens < left
+                short = c.cut_off and len(c.tokens) == ask.max_tokens < left
                 self.short |= short
                 out.append((text, dataclasses.replace(grown, stop="") if short else grown, not short))
         return out
@@ -249,13 +249,17 @@ class _Search:
         ended = bool(c.tokens) and c.tokens[-1] in stops
         whole = self.engine.tokenizer.decode(tokens[:-1] if ended else tokens) if text.tokens else ""
         if not text.tokens:
-            step = c.stop == "stop" and not ended and self.plan.kind == "beam"
+            step = c.ended and not ended and self.plan.kind == "beam"
             whole = self.engine.tokenizer.decode(c.tokens) if step else c.text
         found = [at for s in strings if (at := whole.find(s)) >= 0]
         said = whole[: min(found)] if found else whole
-        over = ended or bool(found) or (c.stop == "stop" and self.plan.kind != "beam")
-        full = c.stop == "length" or len(tokens) >= self.room
-        stop: Literal["stop", "length", ""] = "stop" if over else "length" if full else ""
+        stop: Stop = ""
+        if ended or found or (c.ended and self.plan.kind != "beam"):
+            stop = "stopped" if ended else "stop_string"
+        elif len(tokens) >= self.room:
+            stop = "length" if self.room == self.request.max_tokens else "context_full"
+        elif c.cut_off:
+            stop = c.stop
         return Text(tokens, text.logp + c.logp, text.logq + c.logq, (*text.ends, len(tokens)), stop, said, text.node)
 
     async def _score(self, texts: Sequence[Text]) -> None:

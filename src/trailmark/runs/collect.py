@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import append_text, atomic_write, beside, whole_lines
+from trailmark.runs.store import append_text, whole_lines, write_beside, write_rows
 from trailmark.types import Annotation, Episode, Failed
 
 
@@ -82,9 +82,8 @@ class Collection:
         """Write the complete file. The collection is then finished and cannot be resumed."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         episodes = list(episodes)
-        if notes := self.notes_of(episodes):
-            atomic_write(beside(self.path), "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
-        atomic_write(self.path, "".join(to_json(e) + "\n" for e in episodes).encode(), "segment")
+        write_beside(self.path, self.notes_of(episodes))
+        write_rows(self.path, episodes, "segment")
         self.forget()
         return self.path
 

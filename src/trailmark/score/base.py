@@ -50,6 +50,7 @@ class Judge(ABC):
     name: str = "judge"
     source: str = "judge"
     fingerprint: str = ""
+    weights: Mapping[str, float] = {}  # of the named rewards whose sum its rewards are, if they are one
     repeatable: bool = False  # asking again is free and gives the same verdicts, so `verify` asks again
 
     @abstractmethod

@@ -24,7 +24,9 @@ from trailmark.errors import JudgeError, shorten
 from trailmark.functions import load_function, where_it_failed
 from trailmark.score.base import Judge, Play, Verdict, digest, scored
 from trailmark.score.config import FunctionJudgeConfig
+from trailmark.time_limits import TooLong, awaited_within, within
 from trailmark.trust import source_text
+from trailmark.types import Failed
 
 if TYPE_CHECKING:
     from trailmark.config import ModelConfig, ServerConfig
@@ -39,6 +41,8 @@ def open_function(config: FunctionJudgeConfig, key: str = "reward") -> Judge:
     if isinstance(found, type):
         if not issubclass(found, Judge):
             raise JudgeError(f"{key} '{config.path}': a class must derive from trailmark.score.base.Judge.")
+        if config.time_limit is not None:
+            raise JudgeError(f"{key}.time_limit: class {config.path} judges all plays at once: limit the time in it.")
         try:
             judge = found()
         except Exception as problem:
@@ -47,7 +51,8 @@ def open_function(config: FunctionJudgeConfig, key: str = "reward") -> Judge:
         if not judge.fingerprint:  # the class sets none: use its file's content
             judge.fingerprint = digest(source_text(file)) if file.is_file() else ""
         return judge
-    return FunctionJudge(found, file, config.path, config.success, config.model, config.at_once, server=config.server)
+    return FunctionJudge(found, file, config.path, config.success, config.model, config.at_once, server=config.server,
+                         time_limit=config.time_limit)  # fmt: skip
 
 
 class FunctionJudge(Judge):
@@ -61,6 +66,7 @@ class FunctionJudge(Judge):
         at_once: int = 32,
         scorer: Any = None,
         server: ServerConfig | None = None,
+        time_limit: float | None = None,
     ):
         """From Python: `FunctionJudge(score)`. `scorer` is passed to a function that asks for one. If it is not given,
         it is made from `model` when it is first needed, or from a `server`."""
@@ -69,7 +75,7 @@ class FunctionJudge(Judge):
         self.name = name or f"{self.file.name}:{getattr(function, '__name__', 'score')}"
         self.source = f"function {self.name}"
         self.success, self.model, self.at_once, self._scorer = success, model, at_once, scorer
-        self.server = server
+        self.server, self.time_limit = server, time_limit
         self._folder: Path | None = None
         self._given = scorer is not None
         text = source_text(self.file) if self.file.is_file() else inspect.getsource(function).encode()
@@ -96,21 +102,22 @@ class FunctionJudge(Judge):
         if not plays:
             return []
         numbers = await (self._all(plays) if self.together else self._each(plays))
-        return [Verdict(scored(x, self.success)) for x in numbers]
+        return [Verdict(x if isinstance(x, Failed) else scored(x, self.success)) for x in numbers]
 
-    async def _each(self, plays: Sequence[Play]) -> list[float]:
+    async def _each(self, plays: Sequence[Play]) -> list[float | Failed]:
         gate = asyncio.Semaphore(self.at_once)
 
-        async def one(play: Play) -> float:
+        async def one(play: Play) -> float | Failed:
             async with gate:
                 given = {"prompt": play.prompt, "answer": play.answer, "row": dict(play.row)}
-                return _number(await self._call(given, play.where), self._about(play))
+                found = await self._call(given, play.where)
+                return found if isinstance(found, Failed) else _number(found, self._about(play))
 
         if inspect.iscoroutinefunction(self.function):
             return list(await asyncio.gather(*map(one, plays)))
         return [await one(play) for play in plays]
 
-    async def _all(self, plays: Sequence[Play]) -> list[float]:
+    async def _all(self, plays: Sequence[Play]) -> list[float | Failed]:
         given = {
             "prompts": [p.prompt for p in plays],
             "answers": [p.answer for p in plays],
@@ -118,6 +125,8 @@ class FunctionJudge(Judge):
         }
         where = f"{len(plays)} rows, the first {plays[0].where}"
         found = await self._call(given, where)
+        if isinstance(found, Failed):
+            return [found] * len(plays)
         if hasattr(found, "tolist") and not isinstance(found, str):
             found = found.tolist()
         if isinstance(found, str | bytes) or not isinstance(found, Sequence):
@@ -129,9 +138,13 @@ class FunctionJudge(Judge):
     async def _call(self, given: dict[str, Any], where: str) -> Any:
         if "scorer" in self.wanted:
             given["scorer"] = self._the_scorer()
+        given, what = {k: v for k, v in given.items() if k in self.wanted}, f"reward {self.name}"
+        limit = None if inspect.iscoroutinefunction(self.function) else self.time_limit
         try:
-            found = self.function(**{k: v for k, v in given.items() if k in self.wanted})
-            return await found if inspect.isawaitable(found) else found
+            found = await within(limit, what, lambda: self.function(**given))
+            return await awaited_within(self.time_limit, what, found) if inspect.isawaitable(found) else found
+        except TooLong as problem:
+            return Failed(str(problem))
         except (Exception, SystemExit) as problem:
             raise JudgeError(f"{self.name}: {where_it_failed(problem, self.file)} (for {where}).") from problem
 

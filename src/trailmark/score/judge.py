@@ -24,6 +24,7 @@ from trailmark.errors import JudgeError, JudgeGone
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.config import ModelJudgeConfig
+from trailmark.time_limits import TooLong, awaited_within
 from trailmark.types import Annotation, Failed, SamplingLaw
 
 T = TypeVar("T")
@@ -118,7 +119,11 @@ class ModelJudge(Judge):
         question = self.question(play)
         name = digest(question)
         read = lambda text: self.read(text, name, play)
-        found = await self.ask_for(question, self.form(name), read, self.schema(name))
+        asking = self.ask_for(question, self.form(name), read, self.schema(name))
+        try:
+            found = await awaited_within(self.config.time_limit, f"judge '{self.name}'", asking)
+        except TooLong as problem:
+            found = Failed(str(problem))
         return Verdict(found) if isinstance(found, Failed) else found
 
     def metrics(self, notes: Sequence[Annotation]) -> dict[str, float]:

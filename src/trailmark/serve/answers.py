@@ -79,7 +79,7 @@ class Choice:
         self.marks.append(Mark(w.token, w.logp, w.logq, w.top))
         if w.done is not None:
             self.text += self.growing.finish(w.done.text)
-            self.finish = w.done.stop
+            self.finish = "length" if w.done.cut_off else "stop"
         elif grow:
             self.text += self.growing.add(w.token)
 

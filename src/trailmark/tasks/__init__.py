@@ -29,9 +29,10 @@ def task_class(name: str) -> Any:
 def get_task(name: str, /, **options: Any) -> TaskSource:
     """A task by its name, or a user's own task by `module:callable`, made with `options`. Imports only what it needs.
     If a task cannot judge itself, its option `reward` names the judge (`score/config.py`), which becomes the source's
-    `judge`."""
+    `judge`. `time_limits` are the most seconds that its worlds may take to `reset` and to `step`."""
     from trailmark.score.open_judge import open_judge
     from trailmark.tasks.base import declared
+    from trailmark.time_limits import TimeLimits
 
     known = registry.place("tasks", name)
     if ":" not in name and known is None:
@@ -42,7 +43,9 @@ def get_task(name: str, /, **options: Any) -> TaskSource:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # not callable, or a C function without a signature
         signature = None
-    reward = None if signature is not None and "reward" in signature.parameters else options.pop("reward", None)
+    own = () if signature is None else signature.parameters
+    reward = None if "reward" in own else options.pop("reward", None)
+    limits = None if "time_limits" in own else options.pop("time_limits", None)
     if signature is not None:
         _check_options(name, signature, options)
     try:
@@ -52,6 +55,11 @@ def get_task(name: str, /, **options: Any) -> TaskSource:
     if missing := [part for part in ("name", "markov", "tasks", "make") if not hasattr(source, part)]:
         raise TaskError(f"task '{name}' is not a TaskSource: its {type(source).__name__} lacks {', '.join(missing)}.")
     source = declared(source)
+    if limits is not None:
+        try:
+            source.time_limits = TimeLimits.of(limits)
+        except TaskError as e:
+            raise TaskError(f"task '{name}': {e}") from None
     if reward is None:
         return source
     try:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from trailmark.errors import TaskError
 from trailmark.memory import need_starts
+from trailmark.time_limits import TimeLimits
 from trailmark.types import Outcome, Task
 
 
@@ -85,6 +86,7 @@ class TaskSource:
     finite: bool = False  # `tasks(split)` lists all starts of a split; training walks them in shuffled passes
     step_ends: Any = ("\n",)  # texts that end a reasoning step of an answer
     first_messages: Any = ()  # messages before the first observation of a conversation
+    time_limits: TimeLimits = TimeLimits()  # of its worlds' methods; `get_task` sets what a recipe says
     messages: Any = None  # of a task that is one question: a function from a start to its messages
 
     def __init_subclass__(cls, **more: Any) -> None:

@@ -31,7 +31,7 @@ def check_turns(ev: Evidence) -> Check:
             kind = e.players[turn.seat].kind if turn.seat in e.players else "trained"
             if turn.stop and not turn.tokens and kind not in ("trained", "frozen"):
                 continue  # a server that gives text alone, a script or a person
-            if turn.stop:  # an engine wrote the turn
+            if turn.stop not in ("", "failed"):  # an engine wrote the turn
                 turns += 1
                 for defect in turn_defects(turn, tokenizer, ends):
                     found.defect(defect, f"episode '{e.id}', turn {i}")
@@ -50,13 +50,13 @@ def turn_defects(turn: Turn, tokenizer: Any, ends: set[int]) -> list[str]:
         out.append("written tokens and their log-probs differ in number")
     if allowed is not None and not set(turn.tokens) <= set(allowed):
         out.append("a written token is not among those allowed: the border of prompt and turn is off")
-    ended = turn.stop == "stop" and turn.tokens[-1] in ends
+    ended = turn.ended and turn.tokens[-1] in ends
     said = tokenizer.decode([*turn.forced, *(turn.tokens[:-1] if ended else turn.tokens)])
     if not said.startswith(turn.text):
         out.append(
             "written tokens do not say the turn's text: the border of prompt and turn is off, or the text was edited"
         )
-    elif ended or turn.stop == "length":
+    elif ended or turn.cut_off or turn.stop == "label":
         if said != turn.text:
             out.append("written tokens say more than the turn's text: the end of the turn is off")
     elif said == turn.text:
@@ -154,7 +154,7 @@ def _span_defects(e: Episode, i: int, s: Sample, at: np.ndarray) -> list[str]:
         out.append("the log-probs of a sample are not those stored with the turn")
     if any(s.laws[k] != turn.law for k in np.unique(s.streams["law"][at]).tolist()):
         out.append("the law of a sample is not that of the turn")
-    if turn.stop == "stop" and s.streams["weight"][stop - 1] == 0:
+    if turn.ended and s.streams["weight"][stop - 1] == 0:
         out.append("the end of the turn is not trained")
     return out
 

@@ -68,12 +68,18 @@ def check_sampler(ev: Evidence) -> Check:
     found = Findings("sampler")
     by_version: dict[int, list[tuple[Episode, int]]] = {}
     seat_of: dict[int, str] = {}
+    mixed = 0
     for e in ev.episodes:
         seats = ev.seats(e)
         for i, t in enumerate(e.turns):
             if t.seat in seats and t.logp and len(t.logp) == len(t.tokens) == len(t.logq):
+                if len(set(t.versions)) > 1:
+                    mixed += 1
+                    continue
                 by_version.setdefault(t.version, []).append((e, i))
                 seat_of[t.version] = t.seat
+    if mixed:
+        found.notes.append(f"{mixed} turns were not compared: the weights changed while they were written")
     if not by_version:
         return found.skip("no turn of a trained seat was stored with log-probs")
     versions = ev.weights.versions

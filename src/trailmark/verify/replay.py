@@ -13,6 +13,7 @@ from trailmark.rollout.play import Seat, Start, play_starts
 from trailmark.runs.annotations import annotation_files
 from trailmark.runs.store import read_segment
 from trailmark.score.base import Judge, Play, Verdict
+from trailmark.score.several import weighted
 from trailmark.types import Annotation, Episode, Failed, Scored
 from trailmark.verify.evidence import Evidence
 from trailmark.verify.report import Check, Findings
@@ -147,6 +148,10 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
             found.defect(
                 "the annotation 'reward' differs from the outcome (edited?)", f"{where}: {noted[e.id]}, {reward}"
             )
+        weights = e.info["judge"].get("weights")
+        for o in e.outcomes.values() if weights else ():
+            if isinstance(o, Scored) and (o.parts.keys() != weights.keys() or weighted(weights, o.parts) != o.reward):
+                found.defect("the reward is not the weighted sum of its parts (edited?)", f"{where}: {o.reward:g}")
         own = as_played(e)
         if any(own[i].reward + paid != e.turns[i].reward for i, paid in judged_rewards(e).items()):
             found.defect("the last act does not carry the judge's reward (edited?)", where)

@@ -190,7 +190,7 @@ def _goes_on(r: Reader, origin: Episode, state: Mapping[str, Any], response: str
     if response.strip():
         prompt = r.tokenizer.decode(was.prompt) + begun
         tokens = plain(r, prompt, response).tokens
-    return Turn(r.seat, was.prompt, tokens, forced=forced, stop="stop", text=begun + response)
+    return Turn(r.seat, was.prompt, tokens, forced=forced, stop="stopped", text=begun + response)
 
 
 def read_scores(path: str | Path, episodes: Sequence[Episode]) -> tuple[list[Annotation], Counter[str]]:
@@ -396,7 +396,7 @@ def pair_records(
         for side in SIDES:
             e, key = known[p[side]], THEIRS[side]
             t, start, end = e.turns[-1], p.get(f"{side}_prefix", 0), p.get(f"{side}_end")
-            whole = end is None and t.stop == "stop"
+            whole = end is None and t.ended
             said = t.forced + t.tokens[:end]
             row[key] = tokenizer.decode(said, skip_special_tokens=True) if end is not None or t.forced else t.text
             row[f"{key}_full"] = whole

@@ -114,10 +114,10 @@ def cut_turn(turn: Turn, text: str, tokenizer: Any) -> Turn | None:
     cut = token_border(tokenizer, turn.tokens, turn.text, len(text))
     if tokenizer.decode(turn.tokens[:cut]) != text:
         return None
-    ends = turn.stop == "stop" and turn.tokens[-1] in tokenizer.all_special_ids
+    ends = turn.ended and turn.tokens[-1] in tokenizer.all_special_ids
     end = turn.tokens[-1] if ends else tokenizer.eos_token_id
     tokens = turn.tokens[:cut] + (() if end is None else (int(end),))
-    return replace(turn, tokens=tokens, text=text, logp=(), logq=(), steps=(), stop="stop")
+    return replace(turn, tokens=tokens, text=text, logp=(), logq=(), steps=(), stop="stopped")
 
 
 # --- states --------------------------------------------------------------------------------------------------------

@@ -66,8 +66,8 @@ class LikelihoodJudgeConfig(JudgeConfig):
         "is refused",
     )
 
-    def held(self) -> ModelConfig | None:
-        return None if self.server else self.model or ModelConfig()
+    def held(self) -> list[ModelConfig]:
+        return [] if self.server else [self.model or ModelConfig()]
 
     @model_validator(mode="after")
     def _fits(self) -> LikelihoodJudgeConfig:

@@ -122,7 +122,7 @@ class VrcliMethod(PolicyGradientMethod):
         turn = e.turns[-1]
         tokens = tuple(encode(self.table.tokenizer, text))
         zeros = (0.0,) * len(tokens)
-        turn = replace(turn, tokens=tokens, logp=zeros, logq=zeros, text=text, action=text, reward=0.0, stop="stop")
+        turn = replace(turn, tokens=tokens, logp=zeros, logq=zeros, text=text, action=text, reward=0.0, stop="stopped")
         info = {k: v for k, v in e.info.items() if k != "judge"}
         players = {name: Player("scripted", "a rule") for name in e.players}
         return replace(e, turns=(turn,), outcomes={s: Scored(0.0) for s in e.outcomes}, players=players, info=info)

@@ -8,7 +8,7 @@ VR-CLI compares four variants. A variant is a planner, or none, and a writer:
     RL     rl, base        the trained model reasons, and the base model writes from its plan
 
     DIR/NAME.plans.jsonl   id, sample, text (the whole answer; the plan is what follows its marker), tokens, stop
-    DIR/NAME.jsonl         id, sample, text, tokens, stop (`length`: it was cut at the limit), plan
+    DIR/NAME.jsonl         id, sample, text, tokens, stop (`length`, `context_full`: it was cut off), plan
     DIR/answers.jsonl      every answer as soon as it is there, so nothing is asked twice
 
 `trailmark improvement` reads the plans, `trailmark chapters` and `trailmark judge` the texts. Draws depend only on
@@ -18,7 +18,6 @@ the seed, the row and the sample. So a command that was stopped goes on to the s
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -42,7 +41,7 @@ from trailmark.tasks.stories.lengths import Target, target_length
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
 from trailmark.tasks.stories.prompts import END
 from trailmark.texts import encode
-from trailmark.types import SamplingLaw
+from trailmark.types import CUT_OFF, SamplingLaw
 
 Row = Mapping[str, Any]
 
@@ -221,7 +220,7 @@ class _Work:
             made.append({"id": ask.row, "sample": ask.sample, **replies})
             counts.kept["plans"] += 1
             counts.kept["with a marker"] += has_marker(replies["text"], self.markers(v))
-            counts.kept["cut at the limit"] += replies["stop"] == "length"
+            counts.kept["cut at the limit"] += replies["stop"] in CUT_OFF
         write_lines(self.out / f"{v.name}.plans.jsonl", made)
         return counts
 
@@ -243,7 +242,7 @@ class _Work:
             plan = {} if ask.plan is None else {"plan": ask.plan}
             made.append({"id": ask.row, "sample": ask.sample, **replies, **plan})
             counts.kept["texts"] += 1
-            counts.kept["cut at the limit"] += replies["stop"] == "length"
+            counts.kept["cut at the limit"] += replies["stop"] in CUT_OFF
         if not made:
             raise DataError(f"variant '{v.name}': {v.writer} wrote nothing but empty texts.", self.path)
         write_lines(self.out / f"{v.name}.jsonl", made)
@@ -310,7 +309,7 @@ class _Work:
         sizes = [len(t["text"].split()) for t in texts]
         out: dict[str, Any] = {
             "planner": v.planner or None, "writer": v.writer, "texts": len(texts), "words": sum(sizes) / len(sizes),
-            "cut": Counter(t["stop"] for t in texts)["length"],
+            "cut": sum(t["stop"] in CUT_OFF for t in texts),
         }  # fmt: skip
         if v.planner:
             plans = self.read(f"{v.name}.plans.jsonl")

@@ -49,12 +49,6 @@ def named(words: str, commands: Sequence[str]) -> str | None:
     return max(inside)[2] if inside else None
 
 
-def hears_words(episodes: Sequence[Episode]) -> bool:
-    """Whether an actor may have seen the words of another seat."""
-    pairs = [(a, b) for e in episodes for a, b in zip(e.turns, e.turns[1:])]
-    return any(a.action is None and a.text.strip() and b.action is not None and a.seat != b.seat for a, b in pairs)
-
-
 def copy_rate(
     episodes: Sequence[Episode], tokenizer: Any, commands: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
