@@ -20,8 +20,8 @@ from trailmark.methods.offline import local_engine, trained_seat, won
 from trailmark.models.load import load_model
 from trailmark.rollout.play import play
 from trailmark.score.classes import class_numbers, over_steps, step_outputs
-from trailmark.seats.locate import locate_value
 from trailmark.seats.names import fix_names
+from trailmark.seats.value_models import locate_value
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks

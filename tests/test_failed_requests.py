@@ -365,7 +365,7 @@ def test_every_command_and_method_that_asks_a_server_is_walked():
     asks = {name: c for name, c in commands(typer.main.get_command(app)) if marks & {p.name for p in c.params}}
     assert set(asks) == {n for n in (*COMMANDS, *SAME) if "--" not in n}
     assert all("failures" in {p.name for p in c.params} for c in asks.values())
-    assert set(LprMethod.asks) == {"policy", "teacher", "worsener"}
+    assert set(LprMethod.asked_seats) == {"policy", "teacher", "worsener"}
     silent = {"sft", "reward_model", "reflect", "reflect_imitation"}  # play nothing, or what a world judges itself
     silent |= {"vrcli"}  # reads gold texts, all or none of a batch (tests/score/test_served_likelihood.py)
     assert {name.split()[0] for name in STAGES} - {"eval"} == set(method_names()) - silent

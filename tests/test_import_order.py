@@ -96,6 +96,14 @@ def test_packages_form_an_order():
     assert circles(edges) == set(), "these import each other, directly or in a circle"
 
 
+def test_no_two_packages_import_each_other():
+    """Here `methods` is one package with its papers: a paper's commands import no command line and no evaluation."""
+    edges = defaultdict(set)
+    for module, others in imports(ROOT).items():
+        edges[module.split(".")[0]] |= {other.split(".")[0] for other in others}
+    assert {(a, b) for a in edges for b in edges[a] if a < b and a in edges[b]} == set()
+
+
 def test_modules_form_an_order():
     """An import inside a function may save time. It never holds two modules together that need each other."""
     edges = module_imports(ROOT)

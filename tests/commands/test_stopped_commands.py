@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from trailmark import fault_points
-from trailmark.commands import quickstart
 from trailmark.commands.app import app
+from trailmark.methods import quickstart
 from trailmark.runs.diff import diff_runs
 
 pytestmark = pytest.mark.usefixtures("signals_heard")

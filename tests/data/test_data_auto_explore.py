@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from trailmark import formats
 from trailmark.commands.app import app
-from trailmark.formats.messages import read_messages
+from trailmark.formats.conversations import read_messages
 from trailmark.methods.reflect.decisions import FIVE, read_decisions
 from trailmark.methods.reflect.explore.explorer import Explorer
 from trailmark.methods.reflect.explore.make import STAGES

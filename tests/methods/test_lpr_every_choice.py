@@ -12,10 +12,11 @@ from trailmark import methods
 from trailmark.commands.app import app
 from trailmark.config import Config, load_recipe, resolve
 from trailmark.errors import RecipeError, TrailmarkError
-from trailmark.methods.configs import PreferenceRecipe, RewardModelRecipe, StepRlRecipe
 from trailmark.methods.lpr.config import LprRecipe
 from trailmark.methods.lpr.method import LprMethod
 from trailmark.methods.lpr.round import Round
+from trailmark.methods.offline_configs import PreferenceRecipe, RewardModelRecipe
+from trailmark.methods.online_configs import StepRlRecipe
 from trailmark.recipe import merged
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics

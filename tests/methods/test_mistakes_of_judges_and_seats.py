@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
-from trailmark.methods.configs import OfflineRecipe
 from trailmark.methods.offline import OfflineMethod
+from trailmark.methods.offline_configs import OfflineRecipe
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_episodes, read_segment
 from trailmark.score.config import judge_config
@@ -244,7 +244,7 @@ async def speak(desk):
 
 
 class Advised(PolicyGradientMethod):
-    asks = ("adviser", "actor")
+    asked_seats = ("adviser", "actor")
 
     @classmethod
     def protocol(cls, config, source):
@@ -376,7 +376,7 @@ def test_seats_that_cannot_play_are_found_by_the_dry_run(shell, seat, said):
     method = """
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 class Own(PolicyGradientMethod):
-    asks = ("policy", "actor")
+    asked_seats = ("policy", "actor")
 """
     Path("own_idle_method.py").write_text(method)
     seats = f"seats={{policy: {{kind: local, trained: true}}, actor: {seat}}}"

@@ -11,8 +11,7 @@ from trailmark import formats
 from trailmark.config import ModelConfig, resolve
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError, ModelError, RecipeError
-from trailmark.evaluate.search import load_values
-from trailmark.methods.configs import RewardModelRecipe
+from trailmark.methods.offline_configs import RewardModelRecipe
 from trailmark.methods.reward_model import RewardModelMethod, read_answers
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
@@ -24,6 +23,7 @@ from trailmark.runs.store import read_metrics
 from trailmark.score.classes import class_numbers, step_outputs
 from trailmark.score.values import Line
 from trailmark.seats.names import fix_names
+from trailmark.seats.value_models import load_values
 from trailmark.steps import mark_steps, token_border, without_end
 from trailmark.types import Annotation
 

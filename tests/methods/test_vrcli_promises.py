@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig, resolve
 from trailmark.learn import checkpoint
-from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.methods.online_configs import PolicyGradientRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.models.load import load_model
 from trailmark.runs.annotations import read_beside

@@ -1,4 +1,4 @@
-"""`trailmark eval`, `compare`, `study`, `curves` and `prune`. `evaluate/output.py` says what they print."""
+"""`trailmark eval`, `compare`, `study`, `curves` and `prune`. `terminal/output.py` says what they print."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trailmark.commands.options import grouped, say_error
 from trailmark.evaluate.options import CountOptions, Failures, PlayOptions
+from trailmark.terminal.options import grouped, say_error
 
 if TYPE_CHECKING:
     from trailmark.evaluate.players import Played
@@ -95,10 +95,10 @@ def _recompute(
     path: Path, tokenizer: str | None, best_by: str | None, over: str, count: CountOptions, json: bool
 ) -> None:
     """`eval --episodes`: the table of stored episodes."""
-    from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.stored_episodes import commands_of, episode_files, hears_words, read_files
     from trailmark.evaluate.tables import table, warnings
+    from trailmark.terminal.output import finish
 
     decoder = None
     if tokenizer is not None:
@@ -125,8 +125,8 @@ def _play(models: list[str], options: PlayOptions, count: CountOptions, json: bo
     from trailmark import registry
     from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError, RunError
-    from trailmark.evaluate.output import finish
     from trailmark.evaluate.tables import table, warnings
+    from trailmark.terminal.output import finish
 
     out, file = options.out, options.leaderboard
     for path in (out, file):
@@ -264,9 +264,9 @@ def compare(
     from trailmark.errors import TrailmarkError
     from trailmark.evaluate import stored_episodes as stored
     from trailmark.evaluate.missing_evaluations import all_evaluated
-    from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import difference_table, table, warnings
+    from trailmark.terminal.output import finish
 
     if len(runs) < 2:
         raise TrailmarkError("compare: give two or more runs or files.")
@@ -302,10 +302,10 @@ def study(
     import contextlib
     import sys
 
-    from trailmark.evaluate.output import finish
     from trailmark.evaluate.pages import write_page
     from trailmark.evaluate.study import find_study, run_study
     from trailmark.evaluate.tables import study_tables
+    from trailmark.terminal.output import finish
 
     more = [*(overrides or ()), *([f"seeds=[{seeds}]"] if seeds is not None else [])]
     path = find_study(name)

@@ -17,8 +17,8 @@ from trailmark.answers import most_common
 from trailmark.episodes import by_group, counted, won
 from trailmark.errors import DataError
 from trailmark.evaluate.run import read_answer
-from trailmark.evaluate.stats import proportion
 from trailmark.score.classes import Over, over_steps
+from trailmark.stats.intervals import proportion
 from trailmark.types import Annotation, Episode, Scored
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from trailmark import MOST_SEED
-from trailmark.errors import TrailmarkError
+from trailmark.terminal.options import ServerOptions
 
 
 class Failures(StrEnum):
@@ -27,39 +27,6 @@ FailedAs = Annotated[
         "--failed", help="Failed episodes: leave them out of averages (apart), or count them as no success (lost)."
     ),
 ]
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How a server is asked."""
-
-    served: Annotated[
-        str | None, typer.Option("--served", metavar="NAME", help="The model's name on a server.")
-    ] = None
-    header: Annotated[
-        list[str] | None, typer.Option(help="HTTP header for a server: NAME=VALUE or NAME=env:VARIABLE.")
-    ] = None
-    query: Annotated[
-        list[str] | None, typer.Option(help="Query parameter for a server: NAME=VALUE, such as api-version=…")
-    ] = None
-    key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with a server's bearer key.")
-    ] = None
-
-    def section(self) -> dict[str, Any]:
-        """As keys of a section `server` of a recipe."""
-        named = {"model": self.served} if self.served else {}
-        return {**named, "headers": pairs(self.header or (), "--header"), "query": pairs(self.query or (), "--query"),
-                "api_key_env": self.key_env}  # fmt: skip
-
-
-def pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """Parse NAME=VALUE options. VALUE may be env:VARIABLE, so that a secret (Azure's `api-key`) need not be on the
-    command line."""
-    for word in words:
-        if "=" not in word:
-            raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
-    return {k.strip(): v for k, _, v in (w.partition("=") for w in words)}
 
 
 @dataclass(frozen=True)

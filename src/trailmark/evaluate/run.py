@@ -23,12 +23,12 @@ from typing import Any, Literal
 
 from trailmark import registry
 from trailmark.errors import DataError, nearest, shorten
-from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 from trailmark.methods.collect import play_left
 from trailmark.rollout.play import Protocol, Seat, must_show, play, start_all
 from trailmark.runs.collect import Collection
 from trailmark.samples import scored
+from trailmark.stats.intervals import mean_of, proportion
 from trailmark.tasks.base import TaskSource, declared, draw_tasks
 from trailmark.types import Episode, Failed, Invalid, Outcome, Scored, Task
 

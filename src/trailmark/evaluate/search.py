@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.engines.base import Completion, Engine, EngineError, Request
@@ -27,9 +26,9 @@ from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat
 from trailmark.rollout.search import Plan, parse_plan
 from trailmark.rollout.search_episodes import search_episodes
-from trailmark.score.classes import must_share_tokenizer
-from trailmark.score.values import HeadValues, HttpValues, LogProb, Scorer, read_as
-from trailmark.seats.locate import is_address, locate, locate_value
+from trailmark.score.values import HttpValues, LogProb, Scorer
+from trailmark.seats.locate import is_address
+from trailmark.seats.value_models import load_values
 from trailmark.tasks.base import draw_tasks
 
 if TYPE_CHECKING:
@@ -121,19 +120,3 @@ def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto")
     if is_address(value):
         return HttpValues(value)
     return load_values(value, seat.engine.tokenizer, device)
-
-
-def load_values(name: str | Path, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
-    """The value model of a run or folder (also OpenRLHF's), frozen. `tokenizer` is the policy's; the value model must
-    have the same. A reward model is read as the recipe of its run says (`read`)."""
-    from trailmark.config import ModelConfig
-    from trailmark.models.load import load_model
-    from trailmark.models.openrlhf_critic import in_our_layout
-
-    folder = locate_value(name)
-    with in_our_layout(folder) as ours:
-        lm = load_model(ModelConfig.model_validate({"name": str(ours), "device": device, "dtype": dtype})).freeze()
-    lm.name = str(folder)
-    if tokenizer is not None:
-        must_share_tokenizer(lm, tokenizer, str(name))
-    return HeadValues(lm, **read_as(locate(str(folder)).section("read")))

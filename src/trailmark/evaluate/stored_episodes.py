@@ -14,10 +14,10 @@ import numpy as np
 
 from trailmark.errors import DataError
 from trailmark.evaluate.run import METRICS, FailedAs, check_sides, value_of
-from trailmark.evaluate.stats import Interval, paired, sign_test
 from trailmark.runs.annotations import named_episodes
 from trailmark.runs.episode_json import object_to_json
 from trailmark.runs.store import read_recipe, read_segment, segments
+from trailmark.stats.intervals import Interval, paired, sign_test
 from trailmark.tasks import task_class, task_names
 from trailmark.types import Episode
 

@@ -265,7 +265,7 @@ def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
 
     outputs = None if spec.home == "before" else ("recipe.yaml", "metrics.jsonl", "evaluation", "results.json")
     name = f"{spec.home}/{spec.runs}/seed-{seed}"
-    made = training_stage(name, method, config, out, outputs=outputs, grows=("steps",))
+    made = training_stage(name, config, out, outputs=outputs, grows=("steps",), method=method)
     return replace(made, make=announced)
 
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.formats.messages import checked_messages, plain_messages
+from trailmark.formats.conversations import checked_messages
+from trailmark.formats.messages import plain_messages
 from trailmark.formats.rows import Row, put_number
 from trailmark.formats.turns import (
     Imported,

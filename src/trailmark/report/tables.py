@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trailmark.evaluate.run import FailedAs, successes, warning
-from trailmark.evaluate.stats import proportion
 from trailmark.samples import scored
+from trailmark.stats.intervals import proportion
 from trailmark.types import Episode, Scored
 
 POINTS = 2000  # most points of a curve; longer ones are averaged in equal pieces

@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from trailmark.errors import DataError, nearest
-from trailmark.evaluate.output import print_whole
 from trailmark.report.episodes import credit_source, on_tokens, trained, versions
 from trailmark.report.pieces import Pieces, named, run_pieces
 from trailmark.report.read import LineReader, annotated
 from trailmark.runs.annotations import misfits, named_episodes
 from trailmark.runs.store import Run, segments
+from trailmark.terminal.output import print_whole
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
 MISFITS = 3  # most warnings per file about annotations that do not fit

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from trailmark.config import Config, NamesModel
 from trailmark.errors import ModelError
-from trailmark.runs.chains import MODELS, read_models
+from trailmark.runs.named_models import MODELS, read_models
 from trailmark.runs.store import Run, atomic_write
 from trailmark.score.config import typed
 from trailmark.seats.locate import locate

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trailmark import registry
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
 from trailmark.engines.base import publish
 from trailmark.engines.weights import Weights
@@ -21,7 +22,6 @@ from trailmark.rollout.play import Seat
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
 from trailmark.seats.locate import locate, models_in, stored_model
 from trailmark.seats.names import fix_seats
-from trailmark.seats.open import open_engine, open_person, open_script, open_server
 from trailmark.tasks.base import declared
 from trailmark.types import SamplingLaw
 
@@ -56,14 +56,14 @@ class Table:
                 self.engines[name] = self._local(name, seat)
         for name, seat in self.configs.items():
             if isinstance(seat, HttpSeat):
-                self.engines[name] = open_server(seat, f"seats.{name}", seed)
+                self.engines[name] = _opener(seat)(seat, f"seats.{name}", seed)
             elif isinstance(seat, ScriptedSeat):
                 function = load_function(seat.function, f"seats.{name}.function")[0]
-                self.engines[name] = open_script(function, self.tokenizer, seat.function)
+                self.engines[name] = _opener(seat)(function, self.tokenizer, seat.function)
             elif not isinstance(seat, LocalSeat):
                 if terminal is None:
                     raise RecipeError(NO_PERSON.format(name=name))
-                self.engines[name] = open_person(self.tokenizer, *terminal)
+                self.engines[name] = _opener(seat)(self.tokenizer, *terminal)
         trained = trained_seats(self.configs)
         self.seats = [self.seat(n) for n in sorted(self.configs, key=lambda n: n not in trained)]
 
@@ -106,7 +106,7 @@ class Table:
         if name in self.models:  # two seats of one model, as in self-play, share one engine
             own = [n for n, lm in self.models.items() if lm is self.models[name] and n in self.engines]
             same = [n for n in own if getattr(self.configs[n], "engine", None) == seat.engine]
-            return self.engines[same[0]] if same else open_engine(self.models[name], settings, self.apart)
+            return self.engines[same[0]] if same else _opener(seat)(self.models[name], settings, self.apart)
         if seat.model is None:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
@@ -115,7 +115,12 @@ class Table:
                 self._loaded[key] = load_model(seat.model).freeze()
             except ModelError as problem:
                 raise ModelError(f"seats.{name}.model: {problem}") from problem
-        return open_engine(self._loaded[key], settings)
+        return _opener(seat)(self._loaded[key], settings)
+
+
+def _opener(seat: AnyKind) -> Callable[..., Any]:
+    """The function that opens the engine of a kind of seat (`seats/provides.py`)."""
+    return registry.load("engines", seat.kind)
 
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
@@ -142,7 +147,7 @@ def check_servers(seats: Seats) -> None:
     check_players(seats)
     for name, seat in seats.items():
         if isinstance(seat, HttpSeat):
-            open_server(seat, f"seats.{name}")
+            _opener(seat)(seat, f"seats.{name}")
 
 
 def check_players(seats: Seats) -> None:

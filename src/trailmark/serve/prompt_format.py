@@ -127,7 +127,7 @@ def _lessons(home: Located, tokenizer: Any) -> PromptFormat:
     """For imitation: the recipe says whether the template was used, and the file how prompts end."""
     if home.recipe.get("chat", True) and getattr(tokenizer, "chat_template", None):
         return PromptFormat("template", why="as its run was trained")
-    from trailmark.formats.messages import read_rows
+    from trailmark.formats.conversations import read_rows
 
     path = str(home.recipe.get("data", ""))
     try:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from trailmark.episodes import evenly
+from trailmark.formats.conversations import read_messages
 from trailmark.formats.marked_text import read_texts
-from trailmark.formats.messages import read_messages
 from trailmark.rollout.play import stop_ids
 from trailmark.types import Episode, Sample, Turn
 from trailmark.verify.evidence import Evidence, Missing

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trailmark.evaluate.stats import proportion
+from trailmark.stats.intervals import proportion
 from trailmark.types import Episode
 
 _LINE = re.compile(r"^(?:Action )?(\w{1,3})[.:)] (.+)$", re.MULTILINE)

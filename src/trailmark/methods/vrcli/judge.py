@@ -176,7 +176,7 @@ class LikelihoodJudge(Judge):
         texts = {
             "other_plan": plans_of_others(rows, plans, self.config.seed),
             "random_words": [
-                words_at_random(shown(p), len(words_of(plan)), self.config.seed, row)
+                words_at_random(information_of(p), len(words_of(plan)), self.config.seed, row)
                 for p, plan, row in zip(plays, plans, rows)
             ],
         }
@@ -364,7 +364,7 @@ class LikelihoodJudge(Judge):
         found |= {"plan_words": float(len(plan.answer.split()))}
         if math.isfinite(s.empty):
             found["empty_improvement"] = s.empty + 0.0  # no minus before a zero
-        copied = copied_share(plan.answer, shown(plan))
+        copied = copied_share(plan.answer, information_of(plan))
         if copied is not None:
             found["copied"] = copied
         if self.config.markers:
@@ -374,7 +374,7 @@ class LikelihoodJudge(Judge):
         return tuple(Annotation(plan.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
 
 
-def shown(play: Play) -> str:
+def information_of(play: Play) -> str:
     """What the policy knew, without the instruction."""
     known = play.row.get("information")
     return known if isinstance(known, str) else play.prompt

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.evaluate.stats import mean_of
 from trailmark.methods.vrcli.baselines import BaselineFile, BaselineRow
 from trailmark.methods.vrcli.plan_controls import not_about_the_row, own_gain, plans_of_others, words_at_random
 from trailmark.methods.vrcli.words import copied_share, correlation, words_of
 from trailmark.score.likelihood import Rule, TextScorer, gold_row, improvement
+from trailmark.stats.intervals import mean_of
 from trailmark.tasks.prompts import read_prompts
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
 from trailmark.tasks.stories.prompts import CONTEXT, EMPTY, PLAN, wish

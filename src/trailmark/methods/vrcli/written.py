@@ -213,36 +213,36 @@ class _Work:
             for k in range(h.samples)
         ]
         counts, made = Counts(), []
-        for ask, said in zip(asks, self.answered(f"{v.name} plans", v.planner, asks)):
-            if said is None:
+        for ask, replies in zip(asks, self.answered(f"{v.name} plans", v.planner, asks)):
+            if replies is None:
                 counts.left_out["failed"] += 1
                 continue
-            made.append({"id": ask.row, "sample": ask.sample, **said})
+            made.append({"id": ask.row, "sample": ask.sample, **replies})
             counts.kept["plans"] += 1
-            counts.kept["with a marker"] += has_marker(said["text"], self.markers(v))
-            counts.kept["cut at the limit"] += said["stop"] in CUT_OFF
+            counts.kept["with a marker"] += has_marker(replies["text"], self.markers(v))
+            counts.kept["cut at the limit"] += replies["stop"] in CUT_OFF
         write_lines(self.out / f"{v.name}.plans.jsonl", made)
         return counts
 
     def texts(self, v: Variant) -> Counts:
         if v.planner:
-            said = self.read(f"{v.name}.plans.jsonl")
-            plans = [(p["id"], p["sample"], plan_of(p["text"], self.markers(v))) for p in said]
+            replies = self.read(f"{v.name}.plans.jsonl")
+            plans = [(p["id"], p["sample"], plan_of(p["text"], self.markers(v))) for p in replies]
         else:
             plans = [(i, k, None) for i in self.rows for k in range(self.how.samples)]
         asks = [self.ask_for_text(v.writer, i, k, plan) for i, k, plan in plans]
         counts, made = Counts(), []
-        for ask, said in zip(asks, self.answered(f"{v.name} texts", v.writer, asks)):
-            if said is None:
+        for ask, replies in zip(asks, self.answered(f"{v.name} texts", v.writer, asks)):
+            if replies is None:
                 counts.left_out["failed"] += 1
                 continue
-            if not said["text"].strip():
+            if not replies["text"].strip():
                 counts.left_out["empty texts"] += 1
                 continue
             plan = {} if ask.plan is None else {"plan": ask.plan}
-            made.append({"id": ask.row, "sample": ask.sample, **said, **plan})
+            made.append({"id": ask.row, "sample": ask.sample, **replies, **plan})
             counts.kept["texts"] += 1
-            counts.kept["cut at the limit"] += said["stop"] in CUT_OFF
+            counts.kept["cut at the limit"] += replies["stop"] in CUT_OFF
         if not made:
             raise DataError(f"variant '{v.name}': {v.writer} wrote nothing but empty texts.", self.path)
         write_lines(self.out / f"{v.name}.jsonl", made)

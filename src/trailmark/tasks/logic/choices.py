@@ -13,8 +13,8 @@ import numpy as np
 from trailmark.answers import original_index, read_answer
 from trailmark.episodes import counted, won
 from trailmark.errors import DataError, RunError, TrailmarkError
-from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.runs.store import atomic_write
+from trailmark.stats.intervals import mean_of, proportion
 from trailmark.types import Episode, Failed, Scored
 
 

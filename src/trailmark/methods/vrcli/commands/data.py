@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark.commands.options import MANY, Out, Seed, TeacherOptions, Tokenizer, finite, grouped
+from trailmark.terminal.options import MANY, Out, Seed, TeacherOptions, Tokenizer, finite, grouped
 
 
 @grouped

@@ -149,7 +149,7 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from trailmark.evaluate.output import print_table
+    from trailmark.terminal.output import print_table
 
     if about := result.get("baselines"):
         Console().print(f"{about['file']}: baselines of {about['rows']} rows, {about['computed']} of them computed now")

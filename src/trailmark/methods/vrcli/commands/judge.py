@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark.commands.options import grouped
-from trailmark.evaluate.options import ServerOptions
+from trailmark.terminal.options import ServerOptions, grouped
 
 
 @grouped
@@ -90,7 +89,7 @@ def judge(
 def _show(result: dict[str, Any], made: Any) -> None:
     from rich.console import Console
 
-    from trailmark.evaluate.output import print_rows
+    from trailmark.terminal.output import print_rows
 
     kinds = ("wins", "losses", "ties", "swayed")
     rows = (["" if k else f"{a} > {b}", dimension, *(str(c[kind]) for kind in kinds)]

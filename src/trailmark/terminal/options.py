@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
@@ -100,6 +100,39 @@ class TeacherOptions:
             return None
         rest = {k: v for k, v in vars(self).items() if k not in ("teacher", "model")}
         return open_teacher(self.teacher, str(self.model), answers, **rest)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How a server is asked."""
+
+    served: Annotated[
+        str | None, typer.Option("--served", metavar="NAME", help="The model's name on a server.")
+    ] = None
+    header: Annotated[
+        list[str] | None, typer.Option(help="HTTP header for a server: NAME=VALUE or NAME=env:VARIABLE.")
+    ] = None
+    query: Annotated[
+        list[str] | None, typer.Option(help="Query parameter for a server: NAME=VALUE, such as api-version=…")
+    ] = None
+    key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with a server's bearer key.")
+    ] = None
+
+    def section(self) -> dict[str, Any]:
+        """As keys of a section `server` of a recipe."""
+        named = {"model": self.served} if self.served else {}
+        return {**named, "headers": pairs(self.header or (), "--header"), "query": pairs(self.query or (), "--query"),
+                "api_key_env": self.key_env}  # fmt: skip
+
+
+def pairs(words: Sequence[str], option: str) -> dict[str, str]:
+    """Parse NAME=VALUE options. VALUE may be env:VARIABLE, so that a secret (Azure's `api-key`) need not be on the
+    command line."""
+    for word in words:
+        if "=" not in word:
+            raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
+    return {k.strip(): v for k, _, v in (w.partition("=") for w in words)}
 
 
 def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
