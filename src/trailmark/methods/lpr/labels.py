@@ -43,16 +43,16 @@ def step_row(found: Sequence[tuple[str, str, list[float], list[float]]], good: f
     every = np.array([s for *_, scores in found for s in scores])
     if not len(right):
         raise DataError("no step has both a label and a score.")
-    called = every >= least
+    judged_right = every >= least
     out = {"steps": len(right), "solutions": len(found), "right steps": int(right.sum())}
-    metrics = {"accuracy": proportion(called == right, groups.tolist()).plain()}
+    metrics = {"accuracy": proportion(judged_right == right, groups.tolist()).plain()}
     for name, side in (("right found", right), ("wrong found", ~right)):
         if side.any():
-            metrics[name] = proportion((called == right)[side], groups[side].tolist()).plain()
+            metrics[name] = proportion((judged_right == right)[side], groups[side].tolist()).plain()
     if right.any() and not right.all():
         # A step counts by one over twice the size of its side, so that the mean is the balanced accuracy.
         weight = np.where(right, len(right) / (2 * right.sum()), len(right) / (2 * (~right).sum()))
-        metrics["balanced"] = mean_of((called == right) * weight, groups.tolist()).plain()
+        metrics["balanced"] = mean_of((judged_right == right) * weight, groups.tolist()).plain()
         metrics["order"] = {"value": _order(every, right), "low": None, "high": None, "n": len(right), "method": "auc"}
     first = [
         (g, _first([x >= good for x in labels]) == _first([s >= least for s in scores]))

@@ -386,8 +386,8 @@ def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
     reflections = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})
 
     def other(state: str, thought: str) -> str:
-        drawn = int.from_bytes(hashlib.blake2b(state.encode(), digest_size=4).digest(), "little")
-        return reflections[drawn % len(reflections)]
+        number = int.from_bytes(hashlib.blake2b(state.encode(), digest_size=4).digest(), "little")
+        return reflections[number % len(reflections)]
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")

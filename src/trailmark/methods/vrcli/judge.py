@@ -119,8 +119,8 @@ class LikelihoodJudge(Judge):
         asked = [(p, context) for p in plays for context in (self._row(p).context, self._with_plan(p)[0])]
         file = lambda p: self._world.files.get(p.episode.task.id)
         name = lambda p: f"row '{p.episode.task.id}', as {self.scorer.lm.name} would read it"
-        told = ((name(p), file(p), context) for p, context in asked if not isinstance(context, str))
-        must_render(self.scorer.tokenizer, told)
+        rows = ((name(p), file(p), context) for p, context in asked if not isinstance(context, str))
+        must_render(self.scorer.tokenizer, rows)
 
     def must_fit(self, longest: int) -> None:
         """Refuse rows that the reader cannot hold with a plan of `longest` tokens: a run would end at the first such

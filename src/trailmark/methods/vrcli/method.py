@@ -174,11 +174,11 @@ class VrcliMethod(PolicyGradientMethod):
             found = numbers(played, markers) | (own if name == "trained" else {})
             rows += [{"arm": name, "metric": metric, "value": value} for metric, value in found.items()]
         means = {r["arm"]: r["value"] for r in rows if r["metric"] == "improvement"}
-        if said := not_about_the_row({**own, "improvement": means["trained"],
+        if warning := not_about_the_row({**own, "improvement": means["trained"],
                                       "other_plan_improvement": means["other-plan"],
                                       "random_words_improvement": means["random-words"],
                                       "empty_improvement": means["no-plan"]}):  # fmt: skip
-            print(f"warning: {said}.", file=sys.stderr)
+            print(f"warning: {warning}.", file=sys.stderr)
         atomic_write(run.path / "results.json", (json.dumps(rows, indent=1) + "\n").encode(), "results")
         return last
 

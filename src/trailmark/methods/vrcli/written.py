@@ -275,13 +275,13 @@ class _Work:
 
         async def one(a: _Ask) -> dict[str, Any] | None:
             try:
-                said = await client.answer(a.question)
+                answer = await client.answer(a.question)
             except NoAnswer:
                 return None
-            return {"text": said.text, "tokens": said.tokens, "stop": said.stop}
+            return {"text": answer.text, "tokens": answer.tokens, "stop": answer.stop}
 
         made = ask_each(title, asks, one, self.slots)
-        client.settle(next((f"row '{a.row}' of {self.path}" for a, said in zip(asks, made) if said is None), ""))
+        client.settle(next((f"row '{a.row}' of {self.path}" for a, answer in zip(asks, made) if answer is None), ""))
         return made
 
     def longest(self, speaker: Speaker, model: str, asks: Sequence[_Ask]) -> int:

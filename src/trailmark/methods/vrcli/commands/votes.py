@@ -96,9 +96,9 @@ def _show(result: dict[str, Any]) -> None:
         for some in _portions(dims, console.width - 26, 16):
             table = Table(named(), *some)
             for row in f["pairs"]:
-                told = [row[d] for d in some]
+                values = [row[d] for d in some]
                 cells = [f"{exact(x['preference'])} ({x['wins']}-{x['losses']})" + around(x["low"], x["high"])
-                         for x in told]  # fmt: skip
+                         for x in values]  # fmt: skip
                 table.add_row(f"{row['first']} > {row['second']}", *cells)
             print_table(table, console)
         main = f["dimension"]
