@@ -132,7 +132,7 @@ def engine(lm: LM) -> dict:
     began = time.perf_counter()
     fast = LocalEngine(lm, slots=64, max_len=256)
     run(fast, [Request(r.prompt, SamplingLaw(), 16, 128, key=r.key) for r in asked])
-    rate = fast.decoded / (time.perf_counter() - began)
+    rate = fast.counts.decoded / (time.perf_counter() - began)
     return {
         "sampler_vs_learner": worst,
         "bitwise_over_neighbours": together == alone == backwards,
