@@ -11,7 +11,7 @@ from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Seat, play
-from trailmark.seats.reference_players import oracle_player, random_player
+from trailmark.rollout.reference_players import oracle_player, random_player
 from trailmark.tasks import get_task
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import Scored, Task

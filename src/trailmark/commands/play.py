@@ -145,9 +145,9 @@ def _sit_at_table(
     from trailmark.rollout.play import play as play_episodes
     from trailmark.runs.annotations import write_beside
     from trailmark.runs.store import atomic_write, to_json
+    from trailmark.score.config import fix_options
     from trailmark.seats.config import PersonSeat
     from trailmark.seats.locate import locate
-    from trailmark.seats.names import fix_options
     from trailmark.seats.table import Table, stored_seats
     from trailmark.tasks import get_task, task_options
     from trailmark.terminal_play import describe_outcome, pick_start

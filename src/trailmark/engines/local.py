@@ -15,36 +15,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from trailmark.config import EngineConfig
 from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.engines.decoder import Decoder
 from trailmark.engines.prefill import Prefiller
 from trailmark.engines.running import Job, Listener
 from trailmark.engines.scheduler import Scheduler
 from trailmark.engines.schema import Schemas
-from trailmark.engines.weights import Weights, engine_copy, read
+from trailmark.engines.weights import Weights, read
 from trailmark.memory import need
 from trailmark.models.attention import FLEX_BLOCK
 from trailmark.models.lm import LM
-from trailmark.models.load import check_bf16
 from trailmark.models.probe import decodes
 from trailmark.models.readout import Readout
 
 BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple of this
 AHEAD = False  # decode as on a GPU on any device: for tests
 DEFAULT_LEN = 1024  # default longest sequence; every slot reserves memory for it
-
-
-def local_engine(lm: LM, config: EngineConfig, apart: bool = False) -> LocalEngine:
-    """The engine of a recipe for a model. It uses the model's own weights, or a copy (`apart`, or in the dtype of
-    `engine.dtype`), which `publish` updates."""
-    wanted = lm.dtype if config.dtype is None else getattr(torch, config.dtype)
-    own = wanted == lm.dtype and not apart
-    if config.dtype == "bfloat16":
-        check_bf16(lm.device, "engine.dtype", "float32 or float16")
-    return LocalEngine(
-        lm if own else engine_copy(lm, wanted), config.max_num_seqs, config.max_len, config.batch_invariant
-    )
 
 
 class LocalEngine(Engine):

@@ -12,8 +12,8 @@ from trailmark.ask.store import content_key
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError, nearest
 from trailmark.failures import must_be_few, unanswered
+from trailmark.score.config import fix_options
 from trailmark.seats.locate import Located, is_address, locate
-from trailmark.seats.names import fix_options
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Task
 
@@ -158,7 +158,7 @@ def _play_alone(
     starts = partial(starts_like, like if wish.task is None else {}, source, split, n, seed)
     if name in ("random", "oracle"):
         from trailmark.models.tiny import tiny_tokenizer
-        from trailmark.seats.reference_players import oracle_player, random_player
+        from trailmark.rollout.reference_players import oracle_player, random_player
 
         player = random_player if name == "random" else oracle_player
         every = [t for t in starts() for _ in range(wish.samples)]

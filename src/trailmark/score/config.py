@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, create_model, model_validator
@@ -13,6 +14,7 @@ from trailmark import registry
 from trailmark.config import ModelConfig, ServerConfig
 from trailmark.errors import RecipeError
 from trailmark.recipe import Config, resolve
+from trailmark.seats.names import fix_part
 
 
 class JudgeConfig(Config):
@@ -92,6 +94,11 @@ def _holder() -> Any:
 def judge_config(reward: JudgeConfig | str | Mapping[str, Any]) -> Any:
     """The settings of a judge from the `reward` of a recipe."""
     return reward if isinstance(reward, JudgeConfig) else resolve({"reward": reward}, _holder()).reward
+
+
+def fix_options(options: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
+    """The options of a task, with a folder for the model that `reward` names as judge: what it meant in a run."""
+    return fix_part(typed(options), "task.options", run)
 
 
 def typed(options: Mapping[str, Any]) -> dict[str, Any]:
