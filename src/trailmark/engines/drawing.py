@@ -16,8 +16,8 @@ from torch import Tensor
 from trailmark.engines.decode_ahead import draw
 from trailmark.engines.running import Running
 from trailmark.models import compiled
-from trailmark.models.law import NEVER, chosen, gumbel, law_logits, most_likely, working
 from trailmark.models.lm import LM
+from trailmark.models.sampling import NEVER, chosen, gumbel, law_logits, most_likely, working
 from trailmark.types import SamplingLaw
 
 NOISE_AHEAD = 16  # most tokens whose noise is computed at once on a CPU

@@ -24,8 +24,8 @@ from trailmark.engines.schema import Schemas
 from trailmark.engines.weights import Weights, read
 from trailmark.memory import need
 from trailmark.models.attention import FLEX_BLOCK
+from trailmark.models.layout_check import decodes
 from trailmark.models.lm import LM
-from trailmark.models.probe import decodes
 from trailmark.models.readout import Readout
 
 BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple of this

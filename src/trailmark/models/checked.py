@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.errors import ModelError
+from trailmark.errors import ModelError, first_line
 from trailmark.memory import need
 from trailmark.plain_files import open_plain
 
@@ -160,8 +160,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     try:
         tensors = load_plain(file)
     except Exception as problem:  # a damaged file may raise anything
-        said = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
-        raise ModelError(f"{file} cannot be read: {said}.") from None
+        raise ModelError(f"{file} cannot be read: {first_line(problem)}.") from None
     must_be_finite(tensors, file)
     return tensors
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig, ModelShape
-from trailmark.errors import ModelError, TrailmarkError
+from trailmark.errors import ModelError, TrailmarkError, first_line
 from trailmark.fetching import allowed
 from trailmark.memory import LAYER, need, parameters
 from trailmark.models.adapters import add_lora, attach, find_base, is_adapter
@@ -82,7 +82,7 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     lm = LM(model, tokenizer, config.name, config.revision or "")
     _mark_ends(lm)
     _load_heads(lm, Path(config.name))
-    _probe(lm)
+    _check(lm)
     if config.lora and adapted:
         lm.notes = (
             *lm.notes,
@@ -100,25 +100,24 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     return lm
 
 
-def _probe(lm: LM) -> None:
+def _check(lm: LM) -> None:
     """Find out what is exact for a model: its output layer, its windows, and the layouts of a batch. A family whose
     code cannot run with our layout is refused."""
     import torch
 
-    from trailmark.models.probe import richest_layout
-    from trailmark.models.reach import find_reach, rope_note
+    from trailmark.models.context_limit import find_limit, rope_note
+    from trailmark.models.layout_check import richest_layout
 
     try:
         lm.check_output_layer()
-        lm.reach, notes = find_reach(lm)
+        lm.limit, notes = find_limit(lm)
         lm.sharing, more = richest_layout(lm)
     except torch.OutOfMemoryError:
         raise
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as problem:
-        said = (str(problem).strip().splitlines() or [""])[0][:160]
         raise ModelError(
             f"model '{lm.name}' ({type(lm.base).__name__}) cannot be computed with Trailmark's attention "
-            f"({type(problem).__name__}: {said}). Use another family."
+            f"({type(problem).__name__}: {first_line(problem)}). Use another family."
         ) from problem
     lm.notes = (*rope_note(lm), *notes, *more)
 
@@ -443,7 +442,7 @@ def _shape_config(shape: ModelShape, vocab: int, tiny_config: Any) -> Any:
 
 def describe(config: ModelConfig) -> dict[str, Any]:
     """What `--dry-run` says about a model, without network and weights: its family and number of parameters."""
-    from trailmark.models.reach import context_of
+    from trailmark.models.context_limit import context_of
     from trailmark.models.tiny import tiny_tokenizer
 
     if config.shape or config.name == "tiny":
