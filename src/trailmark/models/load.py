@@ -218,14 +218,10 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
                 f"model.shape.vocab is {vocab}, but the tokenizer has {len(tokenizer)} tokens: raise it or leave it out"
             )
         need_weights(parameters(shape, vocab), "model.shape", max(dtype.itemsize, 4), device, shape.layers)
-        return build(_shape_config(shape, vocab, tiny_config), config.seed, dtype, device), tokenizer
+        return build(tiny_config(vocab=vocab, **shape.model_dump(exclude={"vocab"})), config.seed, dtype, device), tokenizer
     if config.quant != "none":
         _check_quant(config, device)
-    path = config.name
-    if path == "smollm2":
-        from trailmark.models.smollm import smollm2_folder
-
-        path = str(smollm2_folder())
+    path = _fetched(config.name)
     folder = Path(path)
     must_hold_files(folder)
     if is_adapter(folder):
@@ -357,11 +353,15 @@ def tokenizer_by_name(name: str) -> Any:
         from trailmark.models.tiny import tiny_tokenizer
 
         return tiny_tokenizer()
-    if name == "smollm2":
-        from trailmark.models.smollm import smollm2_folder
+    return load_tokenizer(_fetched(name))
 
-        name = str(smollm2_folder())
-    return load_tokenizer(name)
+
+def _fetched(name: str) -> str:
+    if name != "smollm2":
+        return name
+    from trailmark.models.smollm import smollm2_folder
+
+    return str(smollm2_folder())
 
 
 def _load_adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -426,20 +426,6 @@ def _check_quant(config: ModelConfig, device: str) -> None:
         raise ModelError(f"model.quant={config.quant} needs bitsandbytes: pip install 'trailmark[quant]'")
 
 
-def _shape_config(shape: ModelShape, vocab: int, tiny_config: Any) -> Any:
-    return tiny_config(
-        family=shape.family,
-        vocab=vocab,
-        layers=shape.layers,
-        width=shape.width,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        ffn=shape.ffn,
-        context=shape.context,
-        tied=shape.tied,
-    )
-
-
 def describe(config: ModelConfig) -> dict[str, Any]:
     """What `--dry-run` says about a model, without network and weights: its family and number of parameters."""
     from trailmark.models.context_limit import context_of
@@ -463,7 +449,7 @@ def shape_of(config: ModelConfig) -> Any:
 
     if config.shape or config.name == "tiny":
         shape = config.shape or ModelShape()
-        return _shape_config(shape, shape.vocab or len(tiny_tokenizer()), tiny_config)
+        return tiny_config(vocab=shape.vocab or len(tiny_tokenizer()), **shape.model_dump(exclude={"vocab"}))
     if Path(config.name).is_dir():
         return _config(find_base(Path(config.name)).path if is_adapter(config.name) else config.name, here=True)
     if config.name == "smollm2":
