@@ -218,7 +218,8 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
                 f"model.shape.vocab is {vocab}, but the tokenizer has {len(tokenizer)} tokens: raise it or leave it out"
             )
         need_weights(parameters(shape, vocab), "model.shape", max(dtype.itemsize, 4), device, shape.layers)
-        return build(tiny_config(vocab=vocab, **shape.model_dump(exclude={"vocab"})), config.seed, dtype, device), tokenizer
+        shaped = tiny_config(vocab=vocab, **shape.model_dump(exclude={"vocab"}))
+        return build(shaped, config.seed, dtype, device), tokenizer
     if config.quant != "none":
         _check_quant(config, device)
     path = _fetched(config.name)
