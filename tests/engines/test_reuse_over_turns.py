@@ -145,7 +145,7 @@ def test_a_client_that_goes_leaves_a_slot_that_can_be_used(pair, after):
         task = asyncio.create_task(engine.sample(Request(START, max_tokens=60, key="gone"), listen))
         with pytest.raises(asyncio.CancelledError):
             await task
-        while engine._pump_task is not None and not engine._pump_task.done():
+        while engine.scheduler._task is not None and not engine.scheduler._task.done():
             await asyncio.sleep(0)
 
     asyncio.run(leaves())
