@@ -47,7 +47,7 @@ def test_conversations_write_the_same_with_and_without_reuse(make_lm, ahead, fam
     lm.model.double()
     law = SamplingLaw(temperature=0.8)
     without = LocalEngine(lm, 8, 256, fixed=False)
-    without.reuse = False
+    without.decoder.reuse = False
     want, asked = talk(without, law, most=most)
     engine = LocalEngine(lm, 8, 256, fixed=False)
     got, _ = talk(engine, law, most=most)
@@ -64,7 +64,7 @@ def test_more_people_than_slots_lose_reuse_and_nothing_else(make_lm, ahead):
     lm = make_lm("llama")
     lm.model.double()
     without = LocalEngine(lm, 2, 256, fixed=False)
-    without.reuse = False
+    without.decoder.reuse = False
     want, asked = talk(without, SamplingLaw(), people=6)
     engine = LocalEngine(lm, 2, 256, fixed=False)
     got, _ = talk(engine, SamplingLaw(), people=6)
