@@ -1,5 +1,5 @@
 """How far float32 log-probs are from float64, and what they cost: log_softmax, gather - logsumexp, and
-`models/law.py`'s `chosen`, which sums the exponentials of a few rows at a time.
+`models/sampling.py`'s `chosen`, which sums the exponentials of a few rows at a time.
 
     OMP_NUM_THREADS=1 python bench/log_softmax.py
 """
@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from trailmark.models import law
+from trailmark.models import sampling
 
 ROWS = 256
 
@@ -24,8 +24,8 @@ def subtracted(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    law.WIDE = 0  # `chosen` sums in its own way at every size
-    ways = {"log_softmax": gathered, "gather - logsumexp": subtracted, "chosen": law.chosen}
+    sampling.WIDE = 0  # `chosen` sums in its own way at every size
+    ways = {"log_softmax": gathered, "gather - logsumexp": subtracted, "chosen": sampling.chosen}
     print("| vocabulary | way | mean error | largest error | forward | backward |")
     print("|---:|---|---:|---:|---:|---:|")
     for vocab in (260, 4096, 16_384, 49_152, 151_936):

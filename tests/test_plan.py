@@ -94,7 +94,7 @@ def test_memory_is_what_the_tensors_take(tmp_path, name):
     engines = getattr(getattr(method, "table", None), "engines", {}).values()
     assert len(engines) == (config.method == "policy_gradient")
     for engine in engines:
-        held = [*engine._cache.keys.values(), *engine._cache.values.values()]
+        held = [*engine.decoder.cache.keys.values(), *engine.decoder.cache.values.values()]
         assert said.engine == bytes_of(held) + engine.slots * 4 * engine.lm.vocab
 
 

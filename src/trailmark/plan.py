@@ -36,8 +36,8 @@ from trailmark.learn.checkpoint import seed_all
 from trailmark.memory import free_memory, size
 from trailmark.methods import get_method
 from trailmark.methods.base import Method, ModelInMemory
+from trailmark.models.context_limit import context_of, text_config
 from trailmark.models.load import describe, pick_device, shape_of
-from trailmark.models.reach import context_of, text_config
 from trailmark.runs.store import Run
 from trailmark.seats.names import fix_names
 from trailmark.seats.open import watching

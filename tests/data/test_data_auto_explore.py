@@ -476,7 +476,8 @@ class Scripted:
 
     def __new__(cls, lm):
         from trailmark.engines.base import Completion
-        from trailmark.engines.local import LocalEngine, Written
+        from trailmark.engines.local import LocalEngine
+        from trailmark.engines.running import Written
 
         class Engine(LocalEngine):
             async def sample(self, request, on_token=None, top=0, party=None):

@@ -17,7 +17,7 @@ from trailmark.config import ModelConfig, load_recipe, resolve
 from trailmark.engines.local import LocalEngine
 from trailmark.methods import get_method
 from trailmark.models.load import load_model
-from trailmark.seats.value_models import load_values
+from trailmark.score.value_models import load_values
 
 PAGE = (ROOT / "docs/from/oreo.md").read_text()
 SHAPE = {"family": "llama", "layers": 1, "width": 32, "heads": 2, "context": 4096}

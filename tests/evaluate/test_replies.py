@@ -15,7 +15,7 @@ from trailmark.evaluate.run import summarise
 from trailmark.evaluate.zero_shot import ZeroShot, read_choice
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play_starts, start_all
-from trailmark.seats.reference_players import best_label
+from trailmark.rollout.reference_players import best_label
 from trailmark.tasks import get_task
 from trailmark.types import Turn
 

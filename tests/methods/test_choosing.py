@@ -25,7 +25,7 @@ from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_segment
 from trailmark.score.classes import step_scores
-from trailmark.seats.value_models import load_values
+from trailmark.score.value_models import load_values
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks.puzzle.source import soundness
 

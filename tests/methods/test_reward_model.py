@@ -21,9 +21,9 @@ from trailmark.run_async import wait
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_metrics
 from trailmark.score.classes import class_numbers, step_outputs
+from trailmark.score.value_models import load_values
 from trailmark.score.values import Line
 from trailmark.seats.names import fix_names
-from trailmark.seats.value_models import load_values
 from trailmark.steps import mark_steps, token_border, without_end
 from trailmark.types import Annotation
 

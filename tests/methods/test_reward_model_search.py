@@ -22,7 +22,7 @@ from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.launch import launch
 from trailmark.runs.store import to_json
 from trailmark.score.classes import class_numbers, step_outputs
-from trailmark.seats.value_models import load_values
+from trailmark.score.value_models import load_values
 from trailmark.steps import mark_steps, step_types, without_end
 from trailmark.types import Annotation, Episode, Scored, Task
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import LoraConfig, ModelConfig
 from trailmark.models.load import load_model
-from trailmark.models.shards import read_pickled
+from trailmark.models.pickled import read_pickled
 from trailmark.models.tiny import tiny_config, tiny_tokenizer
 
 ZERO = Path(__file__).parent / "zero_shards"

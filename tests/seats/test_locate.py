@@ -16,9 +16,9 @@ from trailmark.runs.chains import chain
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run
+from trailmark.score.value_models import locate_value
 from trailmark.seats.locate import locate, models_in, stored_model
 from trailmark.seats.names import fix_names
-from trailmark.seats.value_models import locate_value
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 64}}
 ARITH = {

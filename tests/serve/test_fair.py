@@ -41,11 +41,11 @@ def test_a_short_request_does_not_wait_for_a_long_one(lm, tokens, requests):
     async def ask():
         asks = [Request((k + 1, 7), n=48 // requests, max_tokens=60, seed=k) for k in range(requests)]
         long = [asyncio.create_task(engine.sample(a, party="long")) for a in asks]
-        while engine.decoded < 30:
+        while engine.counts.decoded < 30:
             await asyncio.sleep(0)
-        before = engine.decoded
+        before = engine.counts.decoded
         await engine.sample(Request((9, 9), max_tokens=tokens), party="short")
-        waited = engine.decoded - before
+        waited = engine.counts.decoded - before
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)
@@ -63,11 +63,11 @@ def test_one_token_does_not_wait_for_the_prompts_of_many_requests(lm, tokens):
     async def ask():
         asks = [Request((k + 1, j + 1, *[7] * 98), max_tokens=tokens) for k in range(40) for j in range(8)]
         long = [asyncio.create_task(engine.sample(a, party=f"long {a.prompt[0]}")) for a in asks]
-        while engine.prefills < 60:
+        while engine.counts.prefills < 60:
             await asyncio.sleep(0)
-        before = engine.prefills
+        before = engine.counts.prefills
         await engine.sample(Request((9, 9), max_tokens=1), party="short")
-        waited = engine.prefills - before
+        waited = engine.counts.prefills - before
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)
@@ -279,7 +279,7 @@ def test_a_stream_that_nobody_reads_ends_and_others_go_on(lm, monkeypatch):
         reads = asyncio.Event()
         async with asking(app, long, reads=reads) as (task, got, seen):
             await asyncio.wait_for(seen.wait(), 60)
-            while service.engine._open:
+            while service.engine.scheduler.open:
                 await asyncio.sleep(0.001)
             for _ in range(20_000):
                 if service.unread <= 1:

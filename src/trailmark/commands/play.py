@@ -148,9 +148,9 @@ def _sit_at_table(
     from trailmark.evaluate.players import method_of
     from trailmark.rollout.judged import noting
     from trailmark.rollout.play import play as play_episodes
+    from trailmark.score.config import fix_options
     from trailmark.seats.config import PersonSeat
     from trailmark.seats.locate import locate
-    from trailmark.seats.names import fix_options
     from trailmark.seats.table import Table, stored_seats
     from trailmark.tasks import get_task, task_options
     from trailmark.terminal_play import pick_start

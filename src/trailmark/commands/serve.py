@@ -80,7 +80,7 @@ def serve(
         prompt_format = chosen(prompts, home, engine.tokenizer)
         values = None
         if value is not None:
-            from trailmark.seats.value_models import load_values
+            from trailmark.score.value_models import load_values
 
             values = load_values(value, engine.tokenizer, device, dtype or home.dtype)
         hosts = [host, *(allow_host or ())]

@@ -20,8 +20,8 @@ from trailmark.errors import DataError
 from trailmark.evaluate.players import local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
 from trailmark.runs.store import read_recipe
+from trailmark.score.config import fix_options
 from trailmark.seats.locate import locate
-from trailmark.seats.names import fix_options
 from trailmark.types import Episode
 
 

@@ -13,8 +13,8 @@ from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError, nearest
 from trailmark.evaluate.options import CountOptions, PlayOptions
 from trailmark.failures import must_be_few, unanswered
+from trailmark.score.config import fix_options
 from trailmark.seats.locate import Located, is_address, locate
-from trailmark.seats.names import fix_options
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Task
 
@@ -160,7 +160,7 @@ def _play_alone(found: Located, wish: PlayOptions, made: Played, like: Mapping[s
     about["sampling"] = sampling.model_dump()
     if name in ("random", "oracle"):
         from trailmark.models.tiny import tiny_tokenizer
-        from trailmark.seats.reference_players import oracle_player, random_player
+        from trailmark.rollout.reference_players import oracle_player, random_player
 
         player = random_player if name == "random" else oracle_player
         every = [t for t in starts_like(like, source, about) for _ in range(wish.samples)]

@@ -26,9 +26,9 @@ from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat
 from trailmark.rollout.search import Plan, parse_plan
 from trailmark.rollout.search_episodes import search_episodes
+from trailmark.score.value_models import load_values
 from trailmark.score.values import HttpValues, LogProb, Scorer
 from trailmark.seats.locate import is_address
-from trailmark.seats.value_models import load_values
 from trailmark.tasks.base import draw_tasks
 
 if TYPE_CHECKING:

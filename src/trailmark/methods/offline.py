@@ -39,11 +39,11 @@ from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.samples import chains, scored
+from trailmark.score.value_models import locate_value
 from trailmark.score.values import HeadValues, read_as
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
 from trailmark.seats.table import Table
-from trailmark.seats.value_models import locate_value
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Failed, Scored

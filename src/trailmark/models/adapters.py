@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig
-from trailmark.errors import ModelError
+from trailmark.errors import ModelError, first_line
 from trailmark.memory import need
 from trailmark.models.checked import quiet, read_tensors, same_names
 from trailmark.plain_files import open_plain, read_json, read_plain
@@ -65,7 +65,7 @@ def fingerprint(folder: str | Path) -> str:
                     digest.update(f"{name} {flat.dtype} {shape}".encode())
                     digest.update(some.contiguous().view(torch.uint8).numpy().tobytes())
         except (SafetensorError, OSError, RuntimeError) as problem:
-            raise ModelError(f"{file}: the weights cannot be read: {str(problem).splitlines()[0][:200]}") from problem
+            raise ModelError(f"{file}: the weights cannot be read: {first_line(problem)}") from problem
     return digest.hexdigest() if files else ""
 
 

@@ -16,13 +16,12 @@ from trailmark import registry
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
 from trailmark.engines.base import publish
 from trailmark.engines.weights import Weights
-from trailmark.errors import ModelError, RecipeError
+from trailmark.errors import RecipeError
 from trailmark.functions import load_function
-from trailmark.rollout.play import Seat
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
 from trailmark.seats.locate import locate, models_in, stored_model
-from trailmark.seats.names import fix_seats
-from trailmark.tasks.base import declared
+from trailmark.seats.names import fix_part
+from trailmark.seats.seat import Seat
 from trailmark.types import SamplingLaw
 
 if TYPE_CHECKING:
@@ -92,7 +91,8 @@ class Table:
         `bind`, which gets the tokenizer of `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
         own = self.engines[name].tokenizer if name else None
-        declared(source).bind(self.tokenizer if own is None else own)
+        if hasattr(source, "bind"):
+            source.bind(self.tokenizer if own is None else own)
 
     def publish(self, version: int) -> None:
         """Give the current weights of the method's models to their engines."""
@@ -100,7 +100,7 @@ class Table:
             publish(engine, version, Weights(lm))
 
     def _local(self, name: str, seat: LocalSeat) -> Any:
-        from trailmark.models.load import load_model
+        from trailmark.models.load import load_untrained
 
         settings = seat.engine or EngineConfig()
         if name in self.models:  # two seats of one model, as in self-play, share one engine
@@ -111,10 +111,7 @@ class Table:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
         if key not in self._loaded:  # two seats with one model share its weights
-            try:
-                self._loaded[key] = load_model(seat.model).freeze()
-            except ModelError as problem:
-                raise ModelError(f"seats.{name}.model: {problem}") from problem
+            self._loaded[key] = load_untrained(seat.model, f"seats.{name}.model")
         return _opener(seat)(self._loaded[key], settings)
 
 
@@ -135,7 +132,7 @@ def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str
             stored = stored_model(seat.model or model, folder).model_copy(update=update)
             seat = seat.model_copy(update={"model": stored})
         out[name] = seat
-    return fix_seats(out, checkpoint.parent.parent)
+    return fix_part(out, "seats", checkpoint.parent.parent)
 
 
 def sampling_law(s: SamplingConfig) -> SamplingLaw:

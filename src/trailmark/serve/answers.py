@@ -19,7 +19,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from trailmark.engines.local import Written
+from trailmark.engines.running import Written
 from trailmark.serve.body import ChatBody, Sampling
 from trailmark.serve.growing_text import BROKEN, Growing
 from trailmark.types import Tokens

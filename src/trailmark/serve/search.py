@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trailmark.engines.base import Completion, Request
-from trailmark.engines.local import LocalEngine, Written
+from trailmark.engines.local import LocalEngine
+from trailmark.engines.running import Written
 from trailmark.rollout.search import Found, Plan, Searcher
 from trailmark.score.values import HeadValues, LogProb
 from trailmark.serve.answers import Reply

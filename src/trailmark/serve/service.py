@@ -17,7 +17,8 @@ from starlette.responses import Response, StreamingResponse
 
 from trailmark.engines.base import EngineError
 from trailmark.engines.base import Request as Ask
-from trailmark.engines.local import Listener, LocalEngine, Written
+from trailmark.engines.local import LocalEngine
+from trailmark.engines.running import Listener, Written
 from trailmark.errors import TrailmarkError
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import stop_ids

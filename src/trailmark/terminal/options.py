@@ -88,13 +88,13 @@ class TeacherOptions:
             raise TrailmarkError(
                 f"--teacher '{self.teacher}' is neither 'offline' nor an address that begins with http."
             )
-        if self.model is None:
+        if not self.model:
             raise TrailmarkError(f"--teacher {self.teacher} needs --model, the model's name on that server.")
         return {"teacher": self.model, "temperature": self.temperature, "top_p": self.top_p}
 
     def open(self, answers: Path) -> Client | None:
         """The teacher, with a file of answers. None is the offline teacher."""
-        from trailmark.ask.engines import open_teacher
+        from trailmark.ask.client import open_teacher
 
         if self.teacher == "offline":
             return None

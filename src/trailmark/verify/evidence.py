@@ -13,8 +13,9 @@ from trailmark.episodes import evenly
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.runs.store import Run, read_recipe, read_segment, segments
 from trailmark.samples import build_samples, scored
+from trailmark.score.config import fix_options
 from trailmark.seats.locate import models_in
-from trailmark.seats.names import fix_names, fix_options
+from trailmark.seats.names import fix_names
 from trailmark.types import Episode, Sample
 
 if TYPE_CHECKING:

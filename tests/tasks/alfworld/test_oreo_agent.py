@@ -16,7 +16,7 @@ from trailmark.methods.offline import read_scored
 from trailmark.methods.oreo import data as oreo_data
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_segment
-from trailmark.seats.value_models import load_values
+from trailmark.score.value_models import load_values
 from trailmark.tasks.alfworld import Games
 from trailmark.tasks.alfworld.dialect import command_in, observation_in
 from trailmark.types import Scored

@@ -122,7 +122,7 @@ def accuracy(
     from trailmark import formats
     from trailmark.methods.lpr.labels import labelled_steps, step_row
     from trailmark.score.classes import step_scores
-    from trailmark.seats.value_models import load_values
+    from trailmark.score.value_models import load_values
     from trailmark.stats.intervals import Interval
 
     values = load_values(model, device=device)

@@ -71,10 +71,10 @@ from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment
 from trailmark.score.classes import check_classes, output_notes, step_outputs
 from trailmark.score.tokens import source_of
+from trailmark.score.value_models import locate_value
 from trailmark.seats.config import AnyKind
 from trailmark.seats.names import fix_names
 from trailmark.seats.table import check_servers
-from trailmark.seats.value_models import locate_value
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Failed
 

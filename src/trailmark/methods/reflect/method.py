@@ -76,13 +76,13 @@ from trailmark.models.critic import make_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
 from trailmark.rollout.play import play, play_starts, start_all
+from trailmark.rollout.reference_players import oracle_player, random_player
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.locate import locate, newest_checkpoint
 from trailmark.seats.names import fix_names
-from trailmark.seats.reference_players import oracle_player, random_player
 from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, has_oracle

@@ -15,9 +15,9 @@ def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -
     from trailmark.methods import get_method
     from trailmark.methods.reflect.method import ReflectRecipe, evaluate_advice
     from trailmark.models.tiny import tiny_tokenizer
+    from trailmark.rollout.reference_players import random_player
     from trailmark.runs.launch import launch
     from trailmark.runs.store import Run
-    from trailmark.seats.reference_players import random_player
     from trailmark.tasks import get_task
 
     both: dict[str, Run] = {}

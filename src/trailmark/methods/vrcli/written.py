@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.ask.client import Client, NoAnswer, Question, ask_each, prompt_of
-from trailmark.ask.engines import open_model
 from trailmark.ask.store import Store
-from trailmark.config import ModelConfig
+from trailmark.config import EngineConfig, ModelConfig
 from trailmark.data.stages import Counts, DataFolder, data_folder
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.failures import Tries
@@ -37,6 +36,7 @@ from trailmark.plain_files import read_plain
 from trailmark.runs.stages import Stage
 from trailmark.seats.config import HttpSeat
 from trailmark.seats.locate import is_address, locate
+from trailmark.seats.open import UNNAMED, open_engine, open_server
 from trailmark.tasks.stories.lengths import Target, target_length
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
 from trailmark.tasks.stories.prompts import END
@@ -127,8 +127,6 @@ class Speaker:
 
     @cached_property
     def server(self) -> Any:
-        from trailmark.seats.open import UNNAMED, open_server
-
         s = self.servers
         seat = HttpSeat(address=self.name, model=s.served or UNNAMED, headers=dict(s.headers), query=dict(s.query),
                         api_key_env=s.key_env, deadline=s.deadline)  # fmt: skip
@@ -138,7 +136,7 @@ class Speaker:
         """Ready for sequences of up to so many tokens."""
         if self.remote:
             return self.server
-        return open_model(self.lm, max_num_seqs=self.slots, max_len=longest)
+        return open_engine(self.lm, EngineConfig(max_num_seqs=self.slots, max_len=longest), plays=False)
 
 
 def write(
