@@ -9,8 +9,8 @@ ROOT = Path(trailmark.__file__).parent
 TESTS = Path(__file__).parent
 OWN = ("tasks", "data", "methods")  # they grow with each paper and each world
 LINES = {  # budgets, a little above what there is; a package that needs more says why in docs/design.md
-    "models": 4000, "evaluate": 2650, "engines": 2300, "runs": 2250, "serve": 2250, "commands": 1600, "score": 1870,
-    "rollout": 1500, "formats": 1520, "verify": 1320, "report": 1220, "learn": 1120, "seats": 830, "objectives": 800,
+    "models": 4000, "evaluate": 2620, "engines": 2300, "runs": 2240, "serve": 2200, "commands": 1560, "score": 1870,
+    "rollout": 1500, "formats": 1420, "verify": 1310, "report": 1200, "learn": 1120, "seats": 830, "objectives": 800,
     "credit": 460, "ask": 420, "stats": 290, "terminal": 280,
 }  # fmt: skip
 TOP = 5150  # the modules at the top, together

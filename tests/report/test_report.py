@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import dump
+from trailmark.episodes import evenly
 from trailmark.marked_yaml import parse
 from trailmark.methods import get_method
 from trailmark.report import write_report
@@ -20,7 +21,6 @@ from trailmark.report.episodes import LONGEST, Texts, on_tokens, starts
 from trailmark.report.page import build
 from trailmark.report.pieces import Pieces
 from trailmark.report.plots import smooth
-from trailmark.report.read import spread
 from trailmark.report.tables import POINTS, curves
 from trailmark.runs.store import Run, write_segment
 from trailmark.types import Annotation, SamplingLaw, Turn
@@ -129,7 +129,7 @@ def test_curves_pair_training_with_evaluation_and_are_thinned():
     many = curves([{"step": s, "x": float(s)} for s in range(1, 2 * POINTS + 1)])[0]["train"]
     assert len(many) == POINTS and many[0] == [2, 1.5] and many[-1] == [2 * POINTS, 2 * POINTS - 0.5]
     assert smooth([1.0, 3.0], 0.5) == [1.0, 3.5 / 1.5]
-    assert spread(list(range(10)), 4) == [0, 3, 6, 9] and spread([1, 2], 4) == [1, 2]
+    assert evenly(list(range(10)), 4) == [0, 3, 6, 9] and evenly([1, 2], 4) == [1, 2]
 
 
 def test_concerns_name_what_is_wrong():

@@ -277,10 +277,10 @@ def compare(
     differences = [d.plain() for d in stored.compare(sets, common=common, **how)]
     rows = [{**summarise(sets[name], name, **how), "source": str(where)} for name, (_, where) in zip(names, found)]
     result = {"command": "compare", "failed_as": count.failed.value, "rows": rows, "differences": differences}
-    said = "One evaluation of each: the intervals are over starts, and say nothing about other seeds of training."
+    note = "One evaluation of each: the intervals are over starts, and say nothing about other seeds of training."
     finish(
         result, json, lambda width: [table(rows, "as evaluated", width), *warnings(rows)],
-        lambda width: [*difference_table(differences, width), said],
+        lambda width: [*difference_table(differences, width), note],
     )  # fmt: skip
     _must_have_scores(rows)
 
@@ -334,7 +334,7 @@ def curves(
 
     for run in runs:
         Run.open(run)  # before torch is imported
-    from trailmark.runs.continued import draw_curves, write_merged
+    from trailmark.runs.chains import draw_curves, write_merged
 
     typer.echo(draw_curves(runs, out, metrics.split(","), width))
     if log is not None:
@@ -350,7 +350,7 @@ def prune(
 
     for run in runs:
         Run.open(run)  # check all of them before anything is deleted
-    from trailmark.runs.continued import prune_run
+    from trailmark.runs.chains import prune_run
 
     for run in runs:
         typer.echo(f"{run}: {prune_run(run, keep) / 2**20:.1f} MB freed")

@@ -42,8 +42,8 @@ def stages(
     launch(some(method, wanted, again), config, resume=True)
     for name in dict.fromkeys(wanted):
         made = read_json(record_of(config.out, name))["summary"]
-        told = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in made.items())
-        typer.echo(f"{name}: {told}")
+        numbers = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in made.items())
+        typer.echo(f"{name}: {numbers}")
 
 
 def _list(method: Any, config: Any) -> None:

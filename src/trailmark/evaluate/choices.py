@@ -29,9 +29,9 @@ def by_start(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
 
 def vote(episodes: Sequence[Episode]) -> Episode | None:
     """A sample that gives the self-consistent answer of one start; None if all are blank."""
-    said = [(read_answer(e) or "", e) for e in episodes]
-    answer = most_common(a for a, _ in said)
-    return next((e for a, e in said if answer and a == answer), None)
+    answers = [(read_answer(e) or "", e) for e in episodes]
+    answer = most_common(a for a, _ in answers)
+    return next((e for a, e in answers if answer and a == answer), None)
 
 
 def best_of(
@@ -78,6 +78,6 @@ def choose_row(
         f"best@{k} ({over})": share(chosen.values()),
         f"pass@{k}": proportion([float(any(map(won, s))) for s in starts.values()]).plain(),
     }
-    said = f"{unscored} of {len(episodes)} samples have no scored step and take no part" if unscored else ""
+    warning = f"{unscored} of {len(episodes)} samples have no scored step and take no part" if unscored else ""
     row = {"name": name, **counted(episodes), "failed_as": "apart", "tasks": len(starts)}
-    return {**row, "unscored": unscored, "metrics": metrics, **({"warning": said} if said else {})}
+    return {**row, "unscored": unscored, "metrics": metrics, **({"warning": warning} if warning else {})}

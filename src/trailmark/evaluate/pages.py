@@ -65,7 +65,7 @@ def page(result: Mapping[str, Any], picture: str) -> str:
     words = " ".join([Path(result["file"]).stem, *result["overrides"]])
     budget = ", ".join(f"{v:g} {k}" for k, v in result["budget"].items())
     seeds = ", ".join(map(str, result["seeds"]))
-    said = {
+    meaning = {
         "holds": "holds: the interval of the difference lies above 0",
         "reversed": "reversed: the interval of the difference lies on the other side of 0",
         "unclear": "unclear: the interval of the difference contains 0",
@@ -76,7 +76,7 @@ def page(result: Mapping[str, Any], picture: str) -> str:
            study_markdown(result), f"![{result['name']}]({picture})", ""]  # fmt: skip
     for c in result["claims"]:
         known = c["low"] is not None or c["verdict"] == "one seed"
-        verdict = said[c["verdict"]] if known else "unclear: there is no interval"
+        verdict = meaning[c["verdict"]] if known else "unclear: there is no interval"
         if c["verdict"] != c.get("alone", c["verdict"]):
             verdict = "unclear: the interval alone would decide, but not after the correction for all claims"
         out.append(f"- *{c['claim']}* {verdict} ({format_interval(c, sign=True)}; {c['method']}).")

@@ -90,10 +90,10 @@ def changed_since(run: Path, config: Any, source: Any) -> list[str]:
     """One sentence for each thing that has changed since the run: its judge, a data file, a function of a seat."""
     from trailmark.runs.data_files import changed_files
 
-    said = [f"{what} since the run began" for what in changed_files(run, config)]
+    changes = [f"{what} since the run began" for what in changed_files(run, config)]
     if source.judge is not None and (why := source.judge.changed(run / "judge")):
-        said.append(f"{why}: rewards of this evaluation cannot be compared with those of the run")
-    return said
+        changes.append(f"{why}: rewards of this evaluation cannot be compared with those of the run")
+    return changes
 
 
 def play_model(name: str, wish: PlayOptions) -> Played:
@@ -154,8 +154,8 @@ def _play_alone(found: Located, wish: PlayOptions, made: Played, like: Mapping[s
     """Let one model play. Starts and settings come from the recipe `like`, unless the wish says otherwise."""
     name, source, about = found.name, made.source, made.about
     split, seed = about["split"], about["seed"]
-    said = {"temperature": wish.temperature, "top_p": wish.top_p, "max_tokens": wish.max_tokens}
-    given = {k: v for k, v in said.items() if v is not None}
+    asked = {"temperature": wish.temperature, "top_p": wish.top_p, "max_tokens": wish.max_tokens}
+    given = {k: v for k, v in asked.items() if v is not None}
     sampling = resolve({**(found.recipe.get("sampling") or {}), **given}, SamplingConfig)
     about["sampling"] = sampling.model_dump()
     if name in ("random", "oracle"):
@@ -312,8 +312,8 @@ def other_players(seats: Mapping[str, Any], wish: PlayOptions) -> dict[str, Any]
 
 def redrawn(seat: Any, wish: PlayOptions) -> Any:
     """A seat in this process with the sampling settings of the wish."""
-    said = {"temperature": wish.temperature, "top_p": wish.top_p}
-    more = {k: v for k, v in said.items() if v is not None}
+    asked = {"temperature": wish.temperature, "top_p": wish.top_p}
+    more = {k: v for k, v in asked.items() if v is not None}
     if seat.kind != "local" or not more:
         return seat
     return seat.model_copy(update={"sampling": seat.sampling.model_copy(update=more)})

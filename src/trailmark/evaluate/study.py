@@ -174,8 +174,8 @@ def _words(keys: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _sweep_name(keys: Mapping[str, Any]) -> str:
-    shown = lambda v: v if isinstance(v, str) else json.dumps(v)
-    return ",".join(f"{k.rsplit('.', 1)[-1]}={shown(v)}" for k, v in keys.items())
+    text = lambda v: v if isinstance(v, str) else json.dumps(v)
+    return ",".join(f"{k.rsplit('.', 1)[-1]}={text(v)}" for k, v in keys.items())
 
 
 def expand(study: StudyConfig, file: Path) -> list[Spec]:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import append_text, whole_lines, write_beside, write_rows
+from trailmark.runs.episode_json import to_json
+from trailmark.runs.store import append_text, whole_rows, write_beside, write_rows
 from trailmark.types import Annotation, Episode, Failed
 
 
@@ -34,17 +34,10 @@ class Collection:
     def __init__(self, path: Path):
         self.path, self.partial = path, path.with_name(f"{path.stem}.partial.jsonl")
         self.partial_notes = path.with_name(f"{path.stem}.partial.annotations.jsonl")
-        self.found: dict[str, Episode] = {}
         self.notes: dict[tuple[str, str, int | None], Annotation] = {}
-        if self.partial_notes.exists():
-            for i, line in enumerate(whole_lines(self.partial_notes), 1):
-                self._note(from_json(line, self.partial_notes, i, Annotation))
-        if self.partial.exists():
-            self.found = {
-                e.id: e
-                for i, line in enumerate(whole_lines(self.partial), 1)
-                for e in [from_json(line, self.partial, i)]
-            }
+        for note in whole_rows(self.partial_notes, Annotation):
+            self._note(note)
+        self.found = {e.id: e for e in whole_rows(self.partial, Episode)}
 
     def play(self, starts: Sequence[Start], play: Callable[[list[Start], Keep], Any]) -> list[Episode]:
         """The episodes of all starts, in order. `play(left, each)` plays the starts that are left and calls `each` with

@@ -120,12 +120,12 @@ def few(found: Sequence[Difference], most: int = 3) -> list[str]:
         kinds.setdefault((top, kind), []).append(d)
     lines, left = [], 0
     for (top, kind), these in kinds.items():
-        shown = len(these) if top == "recipe.yaml" or len(these) <= most + 1 else most
-        lines += map(str, these[:shown])
-        if more := len(these) - shown:
+        listed = len(these) if top == "recipe.yaml" or len(these) <= most + 1 else most
+        lines += map(str, these[:listed])
+        if more := len(these) - listed:
             left += more
             how = "differ" if kind == "content" else f"are {kind}"
-            lines.append(f"{top}: {more} more files {how} ({these[shown].file} to {these[-1].file})")
+            lines.append(f"{top}: {more} more files {how} ({these[listed].file} to {these[-1].file})")
     if left:
         lines.append(f"{len(found)} differences in all; --all prints every one")
     return lines

@@ -257,13 +257,18 @@ def whole_lines(path: Path) -> list[bytes]:
     return raw[:end].split(b"\n")[:-1]
 
 
+def whole_rows(path: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a file that only grows; it may not be there yet."""
+    return [from_json(line, path, i, kind) for i, line in enumerate(whole_lines(path) if path.exists() else (), 1)]
+
+
 def metric_row(line: bytes, path: Path, i: int) -> dict[str, Any]:
     """A line of `metrics.jsonl` or `timings.jsonl`."""
     row = object_from_json(line, path, i)
     if type(step := row.get("step")) is not int or not 0 <= step <= MOST_STEPS:
-        said = repr(step)
-        said = said if len(said) <= 40 else f"{said[:40]}…"
-        raise DataError(f"must be a whole number from 0 to {MOST_STEPS}, not {said}.", path, i, "step")
+        found = repr(step)
+        found = found if len(found) <= 40 else f"{found[:40]}…"
+        raise DataError(f"must be a whole number from 0 to {MOST_STEPS}, not {found}.", path, i, "step")
     return row
 
 
@@ -312,10 +317,10 @@ def hold(path: Path, what: str) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as e:
-        said = cannot_write(path, e)
+        problem = cannot_write(path, e)
         if e.errno in (errno.EROFS, errno.EACCES):
-            raise RunError(f"{said} Copy {path.parent} to where you may write, and go on there.") from None
-        raise said from None
+            raise RunError(f"{problem} Copy {path.parent} to where you may write, and go on there.") from None
+        raise problem from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:

@@ -38,7 +38,7 @@ from trailmark.serve.capacity import ANSWER, SMALL, Capacity, Queue, answer_size
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat, plain_format
 from trailmark.serve.score import score_rows
-from trailmark.serve.search import allow_search, search_all, sequences, told, value_rows
+from trailmark.serve.search import allow_search, answer_of, search_all, sequences, value_rows
 from trailmark.serve.threads import Lane, WorkerThreads
 from trailmark.types import Tokens
 
@@ -158,9 +158,9 @@ class Service:
 
     def prompt(self, body: ChatBody) -> tuple[Tokens, Tokens]:
         """The prompt, and the tokens that end the answer."""
-        told = [m.plain() for m in body.messages]
-        begun = told.pop()["content"] if body.continue_final_message else ""
-        prompt = self.prompt_format.prompt(self.tokenizer, told, body.chat_template_kwargs)
+        messages = [m.plain() for m in body.messages]
+        begun = messages.pop()["content"] if body.continue_final_message else ""
+        prompt = self.prompt_format.prompt(self.tokenizer, messages, body.chat_template_kwargs)
         return prompt + tuple(encode(self.tokenizer, begun)), self.prompt_format.stops(self.tokenizer)
 
     async def score(self, request: Request) -> Response:
@@ -255,7 +255,7 @@ class Service:
                 work = self.threads.engine(search_all(self.engine, by, plan, asks))
                 found = await self.unless_disconnected(request.receive, work)
                 if found is not None:
-                    made = await self.threads.run(lane, lambda: json_response(told(reply, found)))
+                    made = await self.threads.run(lane, lambda: json_response(answer_of(reply, found)))
                     return Whole(made, sending.pop_all())
             elif done := await self.unless_disconnected(
                 request.receive, self.whole(reply, asks if budget else [], echo, lane)
@@ -268,15 +268,15 @@ class Service:
         n, given = reply.body.n, sum(map(len, prompts))
         room = sum(min(budget, self.engine.max_len - len(p)) for p in prompts)
         asked = (reply.body.prompt_logprobs or 0) * (1 if reply.chat else n)  # each choice repeats them
-        told = reply.top * n * room + given * (reply.top * n * echo + asked)
-        if told > ALTERNATIVES:
+        wanted = reply.top * n * room + given * (reply.top * n * echo + asked)
+        if wanted > ALTERNATIVES:
             raise ApiError(
                 400,
-                f"this asks for {told} alternatives to tokens; the limit is {ALTERNATIVES}: ask for fewer top "
+                f"this asks for {wanted} alternatives to tokens; the limit is {ALTERNATIVES}: ask for fewer top "
                 "log-probs, samples or tokens (max_tokens).",
                 "top_logprobs" if reply.chat else "logprobs",
             )
-        return told
+        return wanted
 
     async def whole(self, reply: Reply, asks: Sequence[Ask], echo: Sequence[str] | None, lane: Lane) -> Response:
         marks = await self.threads.engine(self.prompt_marks(reply, echo is not None))

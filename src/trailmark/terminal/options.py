@@ -139,18 +139,18 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command whose parameters that are data classes of options (as above) are options, each annotated field one of
     them. The parameter's default has their defaults."""
     hints = get_type_hints(command, include_extras=True)
-    shown = list[inspect.Parameter]()
+    params = list[inspect.Parameter]()
     for p in inspect.signature(command).parameters.values():
         kind = hints[p.name]
         each = _flat(kind, p.default) if is_dataclass(kind) else [(p.name, kind, p.default)]
-        shown += [p.replace(name=name, annotation=kind, default=default) for name, kind, default in each]
+        params += [p.replace(name=name, annotation=kind, default=default) for name, kind, default in each]
 
     @functools.wraps(command)
     def run(**values: Any) -> Any:
         return command(**{name: _made(hints[name], name, values) for name in hints if name != "return"})
 
-    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in shown}
+    run.__signature__ = inspect.Signature(params)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in params}
     del run.__wrapped__  # type: ignore[attr-defined]
     return run
 

@@ -23,11 +23,25 @@ from trailmark.answers import FINISH, LETTERS, NEW_PROBLEM, read_answer
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row
 from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turn_of
-from trailmark.steps import named_steps
 from trailmark.types import Episode, Failed, Outcome, Scored
 
 KNOWN = ("text", "label", "response", "pred", "id")
+NAMED = re.compile(r"^(Thought|Action|Observation) ?[0-9]*:", re.MULTILINE)
 OPTIONS = 5  # letters up to E name an option, whatever the label is
+
+
+def named_steps(response: str, prompt: str = "") -> list[tuple[int, str]]:
+    """Where each step of a ReAct response begins, and what it is: Thought, Action, Observation or Unknown."""
+    found = list(NAMED.finditer(response))
+    opened = [m[1] for m in NAMED.finditer(prompt) if not prompt[m.end() :].strip()]
+    steps: list[tuple[int, str]] = []
+    if not found or response[: found[0].start()].strip():
+        steps.append((0, opened[0] if opened else "Unknown"))
+    for m, after in zip(found, [*(n.start() for n in found[1:]), len(response)]):
+        says = response[m.start() + len(m[1]) : after].strip()
+        if len(says) >= 5 or m[0] == "Thought 1:" or not steps:
+            steps.append((m.start() if steps else 0, m[1]))
+    return steps
 
 
 def is_right(label: Any, pred: str) -> bool | None:

@@ -20,8 +20,9 @@ from trailmark.episodes import won
 from trailmark.errors import DataError
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.lpr.config import LprClean, LprComplete, LprLabels, LprStates
+from trailmark.methods.lpr.react import NAMED
 from trailmark.rollout.branch import Point
-from trailmark.steps import NAMED, TYPED, mark_steps, step_types, token_border, without_end
+from trailmark.steps import TYPED, mark_steps, step_types, token_border, without_end
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
 Cleaner = Callable[[str], Any]  # text -> cleaned text or None, alone or with the reason (`tasks/logic/clean.py`)

@@ -43,10 +43,10 @@ def origin(run: Path) -> tuple[Path, int] | None:
         "load.policy": (recipe.get("load") or {}).get("policy"),
         "model.name": (recipe.get("model") or {}).get("name"),
     }
-    key, said = next(((k, v) for k, v in named.items() if isinstance(v, str)), ("", ""))
+    key, name = next(((k, v) for k, v in named.items() if isinstance(v, str)), ("", ""))
     meant = read_models(run).get(key)
-    folder = Path(meant["folder"] if meant else said).resolve()
-    if not said or not folder.is_dir():
+    folder = Path(meant["folder"] if meant else name).resolve()
+    if not name or not folder.is_dir():
         return None
     at = folder if is_checkpoint(folder) else folder.parent
     if not is_checkpoint(at) or not at.name.isdigit() or not (at.parent.parent / "recipe.yaml").is_file():
