@@ -64,7 +64,8 @@ class Chosen:
 
 
 def question_pairs(question: str, answers: Sequence[Answer], s: LprPairs, excluded: Iterable[str] = ()) -> list[Chosen]:
-    """The pairs of one question. `excluded` are the questions of which no two right answers are compared."""
+    """The pairs of one question: D_o ("outcome") and D_p. `excluded` are the questions of which no two right answers
+    are compared."""
     right = [a for a in answers if a.right and a.steps >= s.min_right_steps]
     wrong = [a for a in answers if not a.right and a.steps >= s.min_wrong_steps]
     if not s.process:
@@ -72,7 +73,8 @@ def question_pairs(question: str, answers: Sequence[Answer], s: LprPairs, exclud
     else:
         right, wrong = (_scored(side) for side in (right, wrong))
         chosen = chosen_right(right, s)
-        outcome = [Chosen(c, r, "outcome") for c in chosen for r in best(wrong, s.max_wrong)]
+        outcome = [Chosen(c, r, "outcome") for c in chosen for r in best(wrong, s.max_wrong)]  # D_o
+        # D_p: r_p(a) - r_p(b) > margin
         ranked = [] if question in excluded else margin_pairs(chosen, right, s.margin) * s.up_sampling
         parts = {"after": outcome + ranked, "before": ranked + outcome, "only": ranked, "none": outcome}
         made = parts[s.right_pairs]
@@ -366,7 +368,8 @@ def taking_part(e: Episode, turn: int, read: LprRead, tokenizer: Any) -> list[in
 
 
 def solution_rewards(episodes: Sequence[Episode], outputs: Outputs, read: LprRead, tokenizer: Any) -> dict[str, float]:
-    """One number for each solution. A solution none of whose steps takes part has none."""
+    """r_p(tau) = prod_t f(class >= C | x, steps 1..t), or what `over` says in place of the product. A solution none of
+    whose steps takes part has none."""
     out = {}
     for e in episodes:
         numbers: list[float] = []

@@ -172,7 +172,8 @@ def state_values(
     c: LprComplete,
     tokenizer: Any,
 ) -> tuple[dict[Place, int], Counter[str]]:
-    """How many completions of each state are right, and how many states were discarded and why."""
+    """r_e(state) = sum_i r_f(completion i): how many completions of each state are right. And how many states were
+    discarded and why."""
     made: dict[Place, list[Episode]] = {}
     for e in completions:
         if e.parent is None:

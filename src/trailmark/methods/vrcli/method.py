@@ -4,7 +4,7 @@ rules out other explanations of an improvement.
 The paper's equations, and where they are (x is what the policy reads, y the gold text, a the plan; the reader G is
 frozen; training itself is `policy_gradient`):
 
-    PPL_G(y | x) = exp(-1/|y| sum_t log p_G(y_t | x, y_<t))       `score/likelihood.py:likelihoods`
+    PPL_G(y | x) = exp(-1/|y| sum_t log p_G(y_t | x, y_<t))       `score/gold.py:Likelihood.perplexity`
     I(x, y, a) = 100 (1 - PPL_G(y | x, a) / PPL_G(y | x))         `score/likelihood.py:improvement`
     R(I): 0, 0.5, 0.9 or 1, by the size of I                      `score/likelihood.py:gain_reward`
     A_i = (R_i - mean R) / std R, of the plans of one row (GRPO)  `credit/groups.py:group_relative`
