@@ -218,6 +218,28 @@ def test_errors_that_pass_are_waited_for():
     assert body["prompt"] == [1, 2] and "top_k" not in body and "key" not in body
 
 
+@pytest.mark.parametrize(
+    ("said", "request_", "want"),
+    [
+        ({}, {}, "stopped"),
+        ({"finish_reason": "eos_token"}, {}, "stopped"),
+        ({"finish_reason": "stop_sequence"}, {}, "stop_string"),
+        ({"stop_reason": "ok"}, {}, "stop_string"),  # vLLM names the text, or the token
+        ({"stop_reason": 6}, {}, "stopped"),
+        ({}, {"stop_ids": (6,), "stop_strings": ("x",)}, "stopped"),
+        ({}, {"stop_ids": (7,), "stop_strings": ("x",)}, "stop_string"),
+        ({"finish_reason": "length"}, {"max_tokens": 2}, "length"),
+        ({"finish_reason": "length"}, {"max_tokens": 3}, "context_full"),
+        ({"finish_reason": "model_length"}, {"max_tokens": 2}, "context_full"),
+    ],
+)
+def test_a_server_says_why_an_answer_ended(said, request_, want):
+    answer = choice(**{"token_ids": [5, 6], "logprobs": {"token_logprobs": [-1.0, -2.0]}, **said})
+    with fake([(200, answer)]) as (url, _):
+        (done,) = ask(quick(url), Request((1, 2), **request_))[0]
+    assert done.stop == want and done.cut_off == (want in ("length", "context_full"))
+
+
 def test_a_model_whose_context_is_too_short_is_asked_for_fewer_tokens():
     """What is left of the context is asked for, a hundred tokens less each time; another error is not repeated."""
     full = {"error": {"message": "This model's maximum context length is 4096 tokens."}}

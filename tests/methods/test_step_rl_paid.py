@@ -159,7 +159,9 @@ def test_credit_of_remax():
     assert got.tolist() == pytest.approx([0, 0, 0.5 - 0.1, 1.0, 2.0 + 0.1], abs=1e-12)
 
 
-@pytest.mark.parametrize(("stop", "end"), [("stopped", 0.0), ("length", 0.6)])
+@pytest.mark.parametrize(
+    ("stop", "end"), [("stopped", 0.0), ("length", 0.6), ("context_full", 0.6), ("forced_end", 0.6), ("label", 0.0)]
+)
 def test_credit_of_ppo(stop, end):
     """lam 0: delta_t = r_t + gamma V_{t+1} - V_t, where a cut answer goes on with what the critic says of its end."""
     streams = {"reward": [0.0, 0.0, 1.0], "old": [0, 0, 0], "ref": [-1, 0, 1], "value": [0.1, 0.2, 0.3]}

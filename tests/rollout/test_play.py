@@ -176,7 +176,7 @@ def test_a_prompt_too_long_fails_its_episode_alone(make_lm):
     assert episodes[1].outcome.error == (
         f"engine: the prompt has {prompt} tokens and 'tiny-gpt2' holds 64: shorten it or raise engine.max_len"
     )
-    assert episodes[1].turns == () and scored(episodes)[1] == {"invalid": 0, "failed": 1}
+    assert [t.stop for t in episodes[1].turns] == ["failed"] and scored(episodes)[1] == {"invalid": 0, "failed": 1}
 
 
 def test_an_engine_that_breaks_fails_what_it_was_writing_and_goes_on(tiny, monkeypatch):

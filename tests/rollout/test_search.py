@@ -277,7 +277,7 @@ def test_several_stop_strings_and_steps():
     say = lambda text, lot: "One. Two.$ Three\nDONE rest"[len(text) - 1 :]
     found = one(say, len, Plan("beam", 1, step_ends=("\n", ". ", ".$ "), tree=True), stop_strings=("DONE",))
     assert [n.text for n in found.tree] == ["One. ", "Two.$ ", "Three\n", ""]
-    assert found.best.text == "One. Two.$ Three\n" and found.best.stop == "stopped"
+    assert found.best.text == "One. Two.$ Three\n" and found.best.stop == "stop_string"
 
 
 def test_the_tree_tells_the_whole_story():

@@ -54,6 +54,27 @@ def test_a_chat_server_is_sent_the_conversation_as_it_grows():
     assert again.turns == e.turns and engine.heard[2] == engine.heard[1]  # what was said before is sent again
 
 
+class Spelled(Told):
+    """A server whose tokenizer is known here. It says the same in every turn."""
+
+    tokenizer = TOKENIZER
+
+    async def chat(self, messages, law, max_tokens, stops, seed, key, prefix="", **more):
+        self.heard.append((law.min_tokens, max_tokens, prefix))
+        tokens = encode("the same line".removeprefix(prefix))
+        return [Completion(tokens, (), (), TOKENIZER.decode(tokens), "stopped")]
+
+
+def test_a_chat_server_that_goes_on_inside_a_turn_has_what_is_left_of_its_limits():
+    engine = Spelled()
+    seat = Seat("policy", engine, SamplingLaw(min_tokens=5), max_tokens=20, speaks="chat")
+    (e,) = play(Talk(), Talk().tasks(n=1), [seat])
+    ((again,),) = branch(Talk(), [Point(e, 0, 3)], [seat])
+    begun = TOKENIZER.decode(e.turns[0].tokens[:3])
+    assert engine.heard[0] == (5, 20, "") and engine.heard[2] == (2, 17, begun)
+    assert again.turns[0].text == "the same line" and again.turns[0].forced == e.turns[0].tokens[:3]
+
+
 def test_labels_need_a_tokenizer():
     class Menu(Talk):
         markov = True

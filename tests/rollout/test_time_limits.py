@@ -48,11 +48,11 @@ class StuckWorld(TalkWorld):
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_world_that_never_returns_fails_its_own_play(slow):
-    limits = TimeLimits(reset=0.3, step=0.2)
+    limits = TimeLimits(reset=1, step=1.5)
     source = Stuck({("talk-0", "reset"), ("talk-1", "step")}, slow, limits)
     first, second, third = play(source, source.tasks(n=3), SEAT)
-    assert first.outcome == Failed("reset took longer than 0.3 s") and first.turns == ()
-    assert second.outcome == Failed("step took longer than 0.2 s")
+    assert first.outcome == Failed("reset took longer than 1 s") and first.turns == ()
+    assert second.outcome == Failed("step took longer than 1.5 s")
     assert [t.action is None for t in second.turns] == [False, True]
     assert isinstance(third.outcome, Scored)
     left = [t for t in source.threads if t.is_alive() and t is not threading.current_thread()]
@@ -86,10 +86,10 @@ def test_worlds_that_do_not_wait_are_called_one_after_the_other_also_with_a_limi
 
 def test_what_a_limited_call_raises_is_raised():
     def broken():
-        raise StopIteration("no such room")
+        raise KeyError("no such room")
 
     async def asked():
-        with pytest.raises(StopIteration, match="no such room"):
+        with pytest.raises(KeyError, match="no such room"):
             await within(60, "step", broken)
         assert await within(60, "step", lambda a: a + 1, 2) == 3
         with pytest.raises(TimeoutError, match="its own"):
@@ -135,10 +135,10 @@ REWARDS = """
 def test_a_reward_that_never_comes_is_no_zero(tmp_path, name, lost):
     (tmp_path / "mine.py").write_text(textwrap.dedent(REWARDS))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "stuck": true}\n{"prompt": "c"}\n')
-    reward = {"kind": "function", "path": f"{tmp_path}/mine.py:{name}", "time_limit": 0.2}
+    reward = {"kind": "function", "path": f"{tmp_path}/mine.py:{name}", "time_limit": 1.5}
     source = get_task("prompts", path=str(tmp_path / "rows.jsonl"), reward=reward)
     found = [e.outcome for e in play(source, source.tasks("all"), SEAT)]
-    assert found[1] == Failed(f"reward mine.py:{name} took longer than 0.2 s")
+    assert found[1] == Failed(f"reward {tmp_path}/mine.py:{name} took longer than 1.5 s")
     assert sum(isinstance(o, Failed) for o in found) == lost and (lost == 3 or found[0] == Scored(6.0))
 
 

@@ -8,6 +8,7 @@ from rollout_talk import TOKENIZER, Talk, encode, seat, speaker
 
 from trailmark.engines.base import Completion, EngineError
 from trailmark.engines.scripted import ScriptedEngine
+from trailmark.formats.turns import Writer, messages_of
 from trailmark.rollout.branch import Point, branch
 from trailmark.rollout.play import Seat, play
 from trailmark.runs.episode_json import from_json, to_json
@@ -70,7 +71,9 @@ def test_a_failed_play_shows_what_the_engine_was_asked():
     assert e.outcome == Failed("engine: the server is gone") and [t.stop for t in e.turns] == ["stopped", "failed"]
     lost = e.turns[1]
     assert (lost.tokens, lost.action, lost.version, lost.continues) == ((), None, 3, 0)
-    assert "line 0" in TOKENIZER.decode(lost.prompt) and from_json(to_json(e)) == e
+    assert "line 1" in TOKENIZER.decode(lost.prompt) and from_json(to_json(e)) == e
+    written = messages_of(Writer(TOKENIZER, None, ()), e)  # nobody said anything there
+    assert [m["content"] for m in written if m["role"] == "assistant"] == ["line 1"]
     again = branch(source, [Point(e, 1)], [seat(speaker, max_tokens=20)])[0][0]  # it can be played on from there
     assert again.turns[1].prompt == lost.prompt and again.turns[1].stop == "stopped"
 

@@ -122,6 +122,7 @@ def test_a_judge_that_answers_nothing_readable_fails_the_play():
         judge = SeveralJudge({"long": FunctionJudge(lambda answer: len(answer)), "style": judge_at(url, again=0)},
                              {"long": 0.1, "style": 2.0})  # fmt: skip
         found = outcomes(judge, 2)
+    assert judge.asks_server and not several(a=(1.0,)).asks_server  # `eval` keeps plays that wait for a server
     length = len(plays(1)[0].answer)
     assert found[0].reward == 0.1 * length + 1.0 and found[0].parts == {"long": length, "style": 0.5}
     assert isinstance(found[1], Failed) and found[1].error.startswith("reward 'style': judge 'wise' gave no mark")

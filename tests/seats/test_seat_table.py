@@ -165,6 +165,7 @@ def test_scripts_and_people(tmp_path):
         None,
         "again",
         None,
+        None,  # what the person was shown last
     ] and long.outcome.error == "engine: the person has left"
     for name, said in (
         ("mine.py", "must be my_file.py:function"),

@@ -202,7 +202,8 @@ def kept_plays(name: str, wish: PlayOptions, made: Played, seats: Sequence[Seat]
     settings."""
     from trailmark.evaluate.run import Kept
 
-    judged = getattr(getattr(made.source.judge, "config", None), "server", None) is not None
+    judge = made.source.judge
+    judged = judge is not None and judge.asks_server
     if wish.out is None or not (judged or any(s.kind == "remote" for s in seats)):
         return None
     asked = {**made.about, **more, "name": name, "chat": wish.chat, "react": wish.react, "served": wish.server.served,

@@ -246,11 +246,11 @@ def reward_of(e: Episode) -> float | None:
 
 
 def turns_of(w: Writer, e: Episode) -> list[int]:
-    """The turns of the seat. Without a seat's name the episode must have only one seat."""
+    """The turns of the seat in which it was heard. Without a seat's name the episode must have only one seat."""
     seat, seats = w.seat, list(dict.fromkeys(t.seat for t in e.turns))
     if seat is None and len(seats) > 1:
         raise DataError(f"episode '{e.id}' has the seats {', '.join(seats)}: say whose view should be written.")
-    mine = [i for i, t in enumerate(e.turns) if seat in (None, t.seat)]
+    mine = [i for i, t in enumerate(e.turns) if seat in (None, t.seat) and t.stop != "failed"]
     if not mine:
         raise DataError(f"episode '{e.id}' has no turn{'' if seat is None else f' of seat {seat!r}'}.")
     return mine

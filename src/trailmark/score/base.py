@@ -121,6 +121,11 @@ class Judge(ABC):
         return f"{self.source} has changed since this run began {prints}"
 
     @property
+    def asks_server(self) -> bool:
+        """Whether a server gives its verdicts, so that a play may have to wait for another try."""
+        return getattr(getattr(self, "config", None), "server", None) is not None
+
+    @property
     def stamp(self) -> str:
         """The source that annotations record."""
         return f"{self.source}@{self.fingerprint}"

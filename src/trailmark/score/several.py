@@ -59,6 +59,10 @@ class SeveralJudge(Judge):
         of = lambda side: {n: o[side] if isinstance(o, Mapping) else o for n, o in given.items()}
         return Verdict({side: self._sum(of(side)) for side in play.episode.outcomes}, notes)
 
+    @property
+    def asks_server(self) -> bool:
+        return any(part.asks_server for part in self.parts.values())
+
     def _sum(self, outcomes: Mapping[str, Any]) -> Outcome:
         for name, o in outcomes.items():
             if isinstance(o, Failed):
