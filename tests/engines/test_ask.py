@@ -21,7 +21,7 @@ ROOT = Path(trailmark.__file__).parent
 CLIENTS = {"HttpEngine", "http_engine", "Wire"}
 HOLDERS = {"ask/engines.py", "seats/table.py", "seats/open.py", "engines/http.py"}
 VALUES = {"score/values.py"}  # asks for values, not in words
-PLAYS = {"ask/client.py", "rollout/play.py", "evaluate/search.py"}  # a question, a turn, a search
+PLAYS = {"ask/client.py", "rollout/desk.py", "evaluate/search.py"}  # a question, a turn, a search
 
 
 def calls(file):
