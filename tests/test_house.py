@@ -8,11 +8,11 @@ import trailmark
 ROOT = Path(trailmark.__file__).parent
 OWN = ("tasks", "data", "methods")  # they grow with each paper and each world
 LINES = {  # budgets, a little above what there is; a package that needs more says why in docs/design.md
-    "models": 4000, "evaluate": 3150, "engines": 2300, "runs": 2250, "serve": 2250, "commands": 1900, "score": 1600,
+    "models": 4000, "evaluate": 3150, "engines": 2300, "runs": 2250, "serve": 2210, "commands": 1900, "score": 1600,
     "rollout": 1560, "formats": 1520, "verify": 1320, "report": 1220, "learn": 1120, "seats": 800, "objectives": 800,
     "credit": 460, "ask": 420,
 }  # fmt: skip
-TOP = 5000  # the modules at the top, together
+TOP = 5040  # the modules at the top, together
 ALL, COMMON = 58_200, 31_000
 LONGEST = 700  # of one file
 REACHES = {"learn.loop": 8600, "rollout.play": 5700, "methods.base": 16_100}  # imports inside functions are counted
