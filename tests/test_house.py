@@ -9,11 +9,11 @@ ROOT = Path(trailmark.__file__).parent
 TESTS = Path(__file__).parent
 OWN = ("tasks", "data", "methods")  # they grow with each paper and each world
 LINES = {  # budgets, a little above what there is; a package that needs more says why in docs/design.md
-    "models": 4000, "evaluate": 2620, "engines": 2300, "runs": 2240, "serve": 2200, "commands": 1560, "score": 1910,
+    "models": 4000, "evaluate": 2620, "engines": 2300, "runs": 2240, "serve": 2230, "commands": 1560, "score": 1910,
     "rollout": 1510, "formats": 1420, "verify": 1310, "report": 1200, "learn": 1120, "seats": 790, "objectives": 800,
     "credit": 460, "ask": 420, "stats": 290, "terminal": 280,
 }  # fmt: skip
-TOP = 5150  # the modules at the top, together
+TOP = 5200  # the modules at the top, together
 ALL, COMMON = 58_650, 31_100
 LONGEST = 700  # of one file
 # Imports inside functions are counted.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from trailmark.commands.serve import serving
 from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.rollout.search import Plan
+from trailmark.score.values import HeadValues
 from trailmark.serve import answers
 from trailmark.serve import service as service_module
 from trailmark.serve.answers import Names, Reply
@@ -19,6 +21,7 @@ from trailmark.serve.app import build_app
 from trailmark.serve.body import PARTS, ChatBody, CompletionBody, read
 from trailmark.serve.capacity import ANSWER, Capacity, answer_size
 from trailmark.serve.errors import ApiError
+from trailmark.serve.service import Service
 
 SAY = [{"role": "user", "content": "hi"}]
 
@@ -207,6 +210,51 @@ def test_a_client_that_fills_the_queue_shuts_out_no_other(lm):
         asyncio.run(ask())
     finally:
         service.close()
+
+
+def test_what_finds_no_room_is_refused_before_its_texts_are_read(lm, monkeypatch):
+    """Else a client that asks again and again keeps a thread busy with texts that nobody answers."""
+    app = build_app(LocalEngine(lm, slots=4, max_len=512), "m", queue=28)
+    long = {"prompt": "a", "max_tokens": 60, "ignore_eos": True, "n": 4, "stream": True}
+    encoded, real = [], CompletionBody.prompts
+    monkeypatch.setattr(CompletionBody, "prompts", lambda self, t: (encoded.append(self.n), real(self, t))[1])
+
+    async def ask():
+        async with contextlib.AsyncExitStack() as held:
+            for _ in range(8):
+                await held.enter_async_context(asking(app, long, reads=asyncio.Event()))
+            while app.state.service.capacity.taken < 32:
+                await asyncio.sleep(0.001)
+            assert await status(app, {"prompt": ["a"] * 8, "n": 3, "max_tokens": 1}) == 429
+
+    try:
+        asyncio.run(ask())
+    finally:
+        app.state.service.close()
+    assert encoded == [4] * 8
+
+
+def test_thousands_of_rows_and_schemas_are_checked_outside_the_event_loop(lm, monkeypatch):
+    lm.add_head("value", zero=False, seed=1)
+    threads, real = [], Service.check
+
+    def check(self, *given):
+        threads.append(threading.current_thread().name.partition("_")[0])
+        real(self, *given)
+
+    monkeypatch.setattr(Service, "check", check)
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+    with serving(LocalEngine(lm, slots=4, max_len=64), "m", values=HeadValues(lm)) as url:
+        for path, body, thread in (
+            ("completions", {"prompt": ["a"] * 9, "max_tokens": 1}, "texts"),
+            ("chat/completions", {"messages": SAY, "max_tokens": 1}, "chats"),
+            ("score", {"tokens": [[1, 2]] * 9}, "texts"),
+            ("values", {"states": [[1, 2]] * 9}, "chats"),
+            ("completions", {"prompt": "a", "max_tokens": 1, "response_format": schema}, "large"),
+        ):
+            threads.clear()
+            assert httpx.post(f"{url}/v1/{path}", json=body, timeout=60).status_code == 200
+            assert threads and set(threads) == {thread}, path
 
 
 def test_each_further_client_gets_half_of_what_is_left():

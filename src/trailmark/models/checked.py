@@ -43,7 +43,7 @@ def quiet() -> Iterator[None]:
 def must_hold_files(folder: Path) -> None:
     """Refuse a folder in which a file of a model is a pipe, a device or a folder: a reader may wait for ever."""
     if folder.is_dir():
-        for path in sorted(folder.iterdir()):
+        for path in sorted([*folder.iterdir(), *folder.glob("additional_chat_templates/*")]):
             if path.suffix in READ and not path.is_file():
                 raise ModelError(f"{path} is not a file of its own (but a folder, a pipe, a device or a lost link).")
             if path.suffix == ".json":

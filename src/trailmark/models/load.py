@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trailmark.models.lm import LM
 
 HEAD = re.compile(r"[a-z]\w*\.(\d+\.)?(weight|bias)")
+BEGINNINGS = 1 << 28  # letters of all beginnings of added tokens, which are kept (`texts.py`), or twice as many
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
@@ -327,11 +328,18 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
             f"{folder}: the model folder has no tokenizer: copy the tokenizer files there or set model.tokenizer"
         )
     try:
-        return AutoTokenizer.from_pretrained(
+        made = AutoTokenizer.from_pretrained(
             path, revision=revision or "main", local_files_only=not _hub_answers(path), trust_remote_code=False
         )
     except Exception as problem:  # damaged files may raise anything
         raise ModelError(_why(path, problem)) from problem
+    added = [t.content for t in getattr(made, "added_tokens_decoder", {}).values()]
+    if sum(len(word) ** 2 for word in added) > BEGINNINGS:
+        long = max(added, key=len)
+        raise ModelError(
+            f"{path}: its tokenizer has an added token of {len(long):,} letters, '{long[:40]}…': shorten it."
+        )
+    return made
 
 
 def load_config(path: str) -> Any:

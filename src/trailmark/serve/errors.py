@@ -47,7 +47,8 @@ def refused(problem: ValidationError) -> ApiError:
     messages = dict.fromkeys(
         e["msg"].removeprefix("Value error, ") for e in same
     )  # several, if the field allows several forms
-    return ApiError(400, f"'{name}': {'; or: '.join(list(messages)[:4])}.", name, "invalid_type")
+    why = "; or: ".join(list(messages)[:4])
+    return ApiError(400, f"'{name}': {why}{'' if why.endswith(('.', '?')) else '.'}", name, "invalid_type")
 
 
 def api_error(problem: Exception) -> ApiError:
