@@ -162,7 +162,7 @@ def _play_alone(
 
         player = random_player if name == "random" else oracle_player
         every = [t for t in starts() for _ in range(wish.samples)]
-        return player(source, seed + 1, tiny_tokenizer(), every), about
+        return all_answered(name, player(source, seed + 1, tiny_tokenizer(), every), wish), about
 
     from trailmark.evaluate.prompted import Prompted, lists_actions
     from trailmark.evaluate.run import evaluate
@@ -182,9 +182,8 @@ def _play_alone(
         from trailmark.evaluate.searched import play_searched
 
         about.pop("kept", None)
-        chosen, about = play_searched(source, seat, wish, about)
-        lost = list(unanswered(chosen).values())
-        must_be_few(f"plays of {name}", lost, len(chosen), wish.failures, "--failures", then="Nothing was kept.")
+        chosen, plain, about = play_searched(source, seat, wish, about)
+        all_answered(name, list({e.id: e for e in (*plain, *chosen)}.values()), wish)
         return chosen, about
     if not (remote or wish.chat):
         return evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed, kept=kept).episodes, about
@@ -195,6 +194,13 @@ def _play_alone(
     noted = prompted.noted(report.episodes)
     drawn = sum(e.info["guessed"] for e in noted)
     return noted, {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
+
+
+def all_answered(name: str, played: list[Episode], wish: Wish) -> list[Episode]:
+    """Plays that are not kept one by one: an error if servers did not answer in too many of them."""
+    lost = list(unanswered(played).values())
+    must_be_few(f"plays of {name}", lost, len(played), wish.failures, "--failures", then="Nothing was kept.")
+    return played
 
 
 def kept_plays(name: str, wish: Wish, about: dict[str, Any], source: Any, seats: Sequence[Seat]) -> Kept | None:

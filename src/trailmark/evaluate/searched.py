@@ -86,8 +86,8 @@ def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
 
 def play_searched(
     source: TaskSource, seat: Seat, wish: Wish, about: dict[str, Any]
-) -> tuple[list[Episode], dict[str, Any]]:
-    """The chosen episodes, and a record. Its key `beside` has the rows of plain episodes."""
+) -> tuple[list[Episode], list[Episode], dict[str, Any]]:
+    """The chosen episodes, the plain ones, and a record. Its key `beside` has the rows of plain episodes."""
     ends = tuple(source.step_ends)
     plan = parse_plan(wish.search or "", step_ends=ends, budget=wish.budget, tree=wish.tree)
     if wish.chat or seat.kind == "remote":
@@ -116,7 +116,7 @@ def play_searched(
     if plain and (plan.width > 1 or plan.kind != "best_of"):
         size = plan.width if plan.kind == "best_of" else wish.samples
         record["beside"] = [summarise(plain, f"{size} plain samples")]
-    return chosen, record
+    return chosen, plain, record
 
 
 def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto") -> Scorer:
