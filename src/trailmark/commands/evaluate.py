@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -217,7 +218,7 @@ def _play(
     from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError, RunError
     from trailmark.evaluate.output import finish
-    from trailmark.evaluate.players import play_model, remote_seat, varied
+    from trailmark.evaluate.players import judge_of, play_model, remote_seat, varied
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
     from trailmark.failures import must_be_few, unanswered
@@ -264,6 +265,7 @@ def _play(
         _write_episodes(out, {name: played for name, (played, _) in made.items()}, noted, vary is not None)
         for path in kept:
             Collection(path).forget()
+            shutil.rmtree(judge_of(path), ignore_errors=True)
     about = next(iter(made.values()))[1]
     every = {"configurations": {name: about for name, (_, about) in made.items()}} if len(made) > 1 else {}
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}

@@ -214,7 +214,14 @@ def kept_plays(name: str, wish: Wish, about: dict[str, Any], source: Any, seats:
     asked = {**about, "name": name, "chat": wish.chat, "react": wish.react, "served": wish.served,
              "query": list(wish.query), "search": wish.search, "value": wish.value, "budget": wish.budget}  # fmt: skip
     about["kept"] = wish.out.with_name(f"{wish.out.stem}.{content_key(asked)[:12]}.jsonl")
+    if judged:
+        source.judge.keep(judge_of(about["kept"]))  # what it answered about plays that are not stored yet
     return Kept(about["kept"], wish.failures, f"plays of {name}")
+
+
+def judge_of(kept: Path) -> Path:
+    """The folder of a judge's answers, beside the plays that are kept."""
+    return kept.with_suffix(".judge")
 
 
 def _wanted(wish: Wish, like: Mapping[str, Any]) -> Wanted:
