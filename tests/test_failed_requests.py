@@ -444,13 +444,13 @@ def test_plays_of_a_random_player_that_nobody_judged_are_no_evaluation(server, t
     assert call(words)[0] == 0 and made(tmp_path)
 
 
-@pytest.mark.parametrize("search", ["best_of:2", "beam:2"])
-def test_a_search_among_plays_that_nobody_judged_is_no_evaluation(search, server, tmp_path):
+@pytest.mark.parametrize("search, judged_plays", [("best_of:2", 11), ("beam:2", 3)])  # of 12, and of 6
+def test_a_search_among_plays_that_nobody_judged_is_no_evaluation(search, judged_plays, server, tmp_path):
     words, _ = judged(method="policy_gradient", prompts_per_step=1, n=2)(tmp_path, server.url)
     assert call(words)[0] == 0
     words = ["eval", tmp_path / "run", "--split", "val", "--search", search, "--value", "logp"]
     words += ["--out", tmp_path / "out.jsonl"]
-    server.left = 3
+    server.left = judged_plays
     code, said = call(words)
     assert code == 1 and "failed" in said and "Nothing was kept" in said, said
     assert not (tmp_path / "out.jsonl").exists()
