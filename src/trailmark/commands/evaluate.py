@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +207,7 @@ def _must_be_answered(made: Mapping[str, Played], share: float) -> None:
 def _write_episodes(out: Path, made: Mapping[str, Played], varied: bool) -> None:
     """Write the episodes of all models to one file, and the judge's notes on them next to it. What was stored on the
     way is deleted."""
+    from trailmark.evaluate.players import judge_of
     from trailmark.runs.collect import Collection
     from trailmark.runs.store import write_beside, write_rows
 
@@ -218,6 +220,7 @@ def _write_episodes(out: Path, made: Mapping[str, Played], varied: bool) -> None
     for played in made.values():
         if played.stored is not None:
             Collection(played.stored).forget()
+            shutil.rmtree(judge_of(played.stored), ignore_errors=True)
 
 
 def _left_out(played: Played) -> list[str]:

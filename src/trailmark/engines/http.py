@@ -14,9 +14,10 @@ not be trained on; with `exact=True` it is an `EngineError`. Every failure is an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -110,7 +111,8 @@ class HttpEngine(Engine):
         if ours:  # the server of a run has its own stop texts: send ours even if there are none
             body |= {"seed": request.seed, "key": request.key, "stop": list(request.stop_strings)}
         answer = await self._post("/v1/completions", body, request.key)
-        return [self._completion(c, request, "text") for c in _choices(answer, request.n)]
+        with self._reading():
+            return [self._completion(c, request, "text") for c in _choices(answer, request.n)]
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
         first, ids = max(start, 1), list(tokens)
@@ -244,7 +246,8 @@ class HttpEngine(Engine):
             if request.schema and SCHEMA.search(str(problem)):
                 raise SchemaError(f"'{self.name}' does not write JSON by this schema: {problem}") from problem
             raise
-        done = [self._completion(c, request, "message", text_only) for c in _choices(answer, request.n)]
+        with self._reading():
+            done = [self._completion(c, request, "message", text_only) for c in _choices(answer, request.n)]
         return [replace(c, usage=_usage(answer)) for c in done] if len(done) == 1 else done
 
     async def _post(self, path: str, body: dict[str, Any], key: str) -> Any:
@@ -282,6 +285,14 @@ class HttpEngine(Engine):
             return answer
 
     # -- reading ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """An answer that cannot be used is named by its server, as one that never came: both are failed requests."""
+        try:
+            yield
+        except EngineGarbage as problem:
+            raise EngineGarbage(f"{self.wire.base_url}: {problem}") from problem
 
     def _completion(
         self, choice: dict[str, Any], request: Request, way: Literal["text", "message"], text_only: bool = False

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trailmark.config import SamplingConfig, resolve
-from trailmark.errors import DataError
+from trailmark.errors import DataError, Unfinished
 from trailmark.evaluate.players import local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
+from trailmark.failures import listed, unanswered
 from trailmark.runs.store import read_recipe
 from trailmark.score.config import fix_options
 from trailmark.seats.locate import locate
@@ -40,6 +41,9 @@ def all_evaluated(runs: Sequence[Path], within: str | None = None) -> list[tuple
             raise DataError(_advice(missing[0], runs))
         for path in missing:
             found[path] = _play_like(path, like, found[like][0])
+            if lost := unanswered(found[path][0]):
+                why = f"{len(lost)} of {len(found[path][0])} plays of {path} failed: {listed(list(lost.values()))}."
+                raise Unfinished(f"{why} {_advice(path, runs)}")
     return [found[path] for path in runs]
 
 

@@ -165,6 +165,7 @@ def _play_alone(found: Located, wish: PlayOptions, made: Played, like: Mapping[s
         player = random_player if name == "random" else oracle_player
         every = [t for t in starts_like(like, source, about) for _ in range(wish.samples)]
         made.episodes = player(source, seed + 1, tiny_tokenizer(), every)
+        must_be_answered(name, made.episodes, wish)
         return
 
     from trailmark.evaluate.run import evaluate
@@ -172,17 +173,16 @@ def _play_alone(found: Located, wish: PlayOptions, made: Played, like: Mapping[s
 
     remote = is_address(name)
     seat = remote_seat(name, wish, sampling) if remote else local_seat(found, wish.device, sampling, source)
-    kept = kept_plays(name, wish, made, [seat])
     # after `bind`: the world may need the tokenizer, as in training
     how: dict[str, Any] = {"tasks": starts_like(like, source, about), "samples": wish.samples, "seed": seed}
     in_words = wish.chat or (remote and lists_actions(source, split, seed))
     if wish.search is not None and (in_words or not remote):
         from trailmark.evaluate.search import play_searched
 
-        play_searched(seat, wish, made)
-        lost = list(unanswered(made.episodes).values())
-        must_be_few(f"plays of {name}", lost, len(made.episodes), wish.failures, "--failures", then="Nothing was kept.")
+        plain = play_searched(seat, wish, made)
+        must_be_answered(name, list({e.id: e for e in (*plain, *made.episodes)}.values()), wish)
         return
+    kept = kept_plays(name, wish, made, [seat])
     made.stored = None if kept is None else kept.path
     if not in_words:
         if remote:
@@ -195,6 +195,12 @@ def _play_alone(found: Located, wish: PlayOptions, made: Played, like: Mapping[s
     made.episodes = words.noted(evaluate(source, [seat], words.protocol(), kept=kept, **how).episodes)
     turns = sum(t.action is not None for e in made.episodes for t in e.turns)
     about |= {"react": wish.react, "decisions": turns, "guessed": sum(e.info["guessed"] for e in made.episodes)}
+
+
+def must_be_answered(name: str, played: list[Episode], wish: PlayOptions) -> None:
+    """Plays that are not stored one by one: an error if servers did not answer in too many of them."""
+    lost = list(unanswered(played).values())
+    must_be_few(f"plays of {name}", lost, len(played), wish.failures, "--failures", then="Nothing was kept.")
 
 
 def kept_plays(name: str, wish: PlayOptions, made: Played, seats: Sequence[Seat], **more: Any) -> Kept | None:
@@ -210,7 +216,14 @@ def kept_plays(name: str, wish: PlayOptions, made: Played, seats: Sequence[Seat]
              "query": list(wish.server.query or ()), "search": wish.search, "value": wish.value,
              "budget": wish.budget}  # fmt: skip
     path = wish.out.with_name(f"{wish.out.stem}.{content_key(asked)[:12]}.jsonl")
+    if judged:
+        judge.keep(judge_of(path))  # its answers about plays that are not stored yet
     return Kept(path, wish.failures, f"plays of {name}")
+
+
+def judge_of(stored: Path) -> Path:
+    """The folder of a judge's answers, beside the plays that are stored."""
+    return stored.with_suffix(".judge")
 
 
 def remote_seat(url: str, wish: PlayOptions, sampling: SamplingConfig) -> Seat:

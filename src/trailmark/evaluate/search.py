@@ -80,8 +80,8 @@ def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
     return dataclasses.replace(seat, engine=AnswerSearch(engine, plan.width, HttpValues(value)))
 
 
-def play_searched(seat: Seat, wish: PlayOptions, made: Played) -> None:
-    """Fill in the chosen episodes, and the rows of plain ones beside them."""
+def play_searched(seat: Seat, wish: PlayOptions, made: Played) -> list[Episode]:
+    """Fill in the chosen episodes, and the rows of plain ones beside them. Returns the plain ones."""
     source, about = made.source, made.about
     plan = parse_plan(wish.search or "", step_ends=tuple(source.step_ends), budget=wish.budget, tree=wish.tree)
     if wish.chat or seat.kind == "remote":
@@ -101,6 +101,7 @@ def play_searched(seat: Seat, wish: PlayOptions, made: Played) -> None:
     if plain and (plan.width > 1 or plan.kind != "best_of"):
         size = plan.width if plan.kind == "best_of" else wish.samples
         made.beside = [summarise(plain, f"{size} plain samples")]
+    return plain
 
 
 def must_differ(seat: Seat, plan: Plan) -> None:

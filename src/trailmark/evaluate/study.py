@@ -30,7 +30,7 @@ from pydantic import Field, NonNegativeInt, create_model, field_validator, model
 from trailmark import __version__, methods, registry
 from trailmark.config import Config, RunConfig, Seed, load_recipe, resolve
 from trailmark.data.for_studies import StudyData
-from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nearest
+from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, Unfinished, nearest
 from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
 from trailmark.methods.pipeline import training_stage
@@ -276,7 +276,8 @@ def bring(stage: pipeline.Stage, out: Path, seed: int, title: str) -> bool:
     except RunBusy:
         return False
     except TrailmarkError as e:
-        raise RunError(f"{title}, seed {seed}: {e}") from e
+        kind = Unfinished if e.code == 1 else RunError
+        raise kind(f"{title}, seed {seed}: {e}") from e
     gc.collect()  # free the memory of this arm's models before the next arm
     return True
 

@@ -216,7 +216,13 @@ def given_pairs(r: Round) -> Stage:
 
 
 def ranked_pairs(r: Round) -> Stage:
-    p, keys, after = r.config.pairs, ["pairs"], ["cleaned"]
+    p, after = r.config.pairs, ["cleaned"]
+    whole = p.steps is None and p.values is None  # pairs of whole answers
+    unread = [] if p.process and whole else ["max_wrong", "margin", "margins", "right_pairs", "up_sampling"]
+    unread += [] if whole else ["min_wrong_steps"]
+    unread += [] if p.process and r.needs_prm() else ["best_of"]
+    unread += [] if p.states is not None else ["seed"]
+    keys = ["pairs", *(f"-pairs.{key}" for key in unread)]
     if r.needs_prm():
         keys += r.read_keys
         after.append("scores")

@@ -259,7 +259,11 @@ class Round:
 
     @property
     def read_keys(self) -> list[str]:
-        return ["read", *([] if self.config.read.classes is not None else ["prm.kind", "labels.binary", "complete.n"])]
+        """What `read` reads."""
+        if self.config.read.classes is not None:
+            return ["read"]
+        counts = ["labels.binary", *([] if self.config.labels.binary else ["complete.n"])]
+        return ["read", "prm.kind", *(counts if self.kind == "classes" else [])]
 
 
 def seats_of(config: LprRecipe) -> dict[str, AnyKind]:

@@ -135,7 +135,7 @@ class OreoMethod(OfflineMethod):
         plan = parse_plan(text, step_ends=tuple(self.source.step_ends))
         values = HeadValues(self.models["critic"], fixed=c.engine.batch_invariant, amp=c.learner.amp == "bf16")
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
-        return search_episodes(self.source, seat, plan, values, tasks, c.seed + 1)[0]
+        return search_episodes(self.source, seat, plan, values, tasks, c.seed + 1, failures=c.failures)[0]
 
 
 def states(c: OreoRecipe) -> Literal["token", "step"]:

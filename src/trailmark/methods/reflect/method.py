@@ -251,7 +251,7 @@ class ReflectMethod(Players):
         if self.config.final.references:
             tasks = final_tasks(self.config, self.source, self.levels)
             tokenizer, seed = self.models["policy"].tokenizer, self.config.seed + 1
-            play = lambda player: lambda: player(self.source, seed, tokenizer, tasks)
+            play = lambda player: lambda: self.answered(player(self.source, seed, tokenizer, tasks))
             out.append(Evaluation("random", play(random_player), moves=False))
             if has_oracle(self.source):
                 out.append(Evaluation("oracle", play(oracle_player), moves=False))
@@ -264,7 +264,9 @@ class ReflectMethod(Players):
         self.table.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        played = play_starts(self.source, starts, self.table.seats, always_reflecting(self.talk))
+        return self.answered(play_starts(self.source, starts, self.table.seats, always_reflecting(self.talk)))
+
+    def answered(self, played: list[Episode]) -> list[Episode]:
         must_be_answered(played, self.config.failures)
         return played
 
