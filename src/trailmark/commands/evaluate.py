@@ -268,7 +268,7 @@ def _play(
     every = {"configurations": {name: about for name, (_, about) in made.items()}} if len(made) > 1 else {}
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
     told = [f"warning: {what}." for what in changed]
-    told += [f"note: {name}: {line}" for name, (_, about) in made.items() for line in _left_out(about)]
+    told += [f"note: {name}: {line}" for name, made_by in made.items() for line in _left_out(*made_by)]
     lost = ""
     if leaderboard is not None:
         try:
@@ -318,15 +318,18 @@ def _write_leaderboard(path: Path, name: str, played: Sequence[Any], about: Mapp
     return f"{path}: {size} predictions of {name}, {blank} of answers that name no option (these say 0)."
 
 
-def _left_out(about: Mapping[str, Any]) -> list[str]:
-    """What a task did not play, and why."""
+def _left_out(played: Sequence[Episode], about: Mapping[str, Any]) -> list[str]:
+    """What a task did not play, and why; and whether it had too few starts, so that some were played again."""
     from trailmark.tasks import get_task, task_class, task_names
     from trailmark.tasks.base import TaskSource
 
     kind = task_class(about["task"]) if about["task"] in task_names() else TaskSource
+    there, told = len({e.task.id for e in played}), list[str]()
+    if getattr(kind, "finite", False) and len(played) > there * about["samples"]:
+        told.append(f"split '{about['split']}' has {there:,} starts, fewer than asked for: some were played again.")
     if getattr(kind, "left_out_of", TaskSource.left_out_of) is TaskSource.left_out_of:
-        return []
-    return list(get_task(about["task"], **about["options"]).left_out_of(about["split"]))
+        return told
+    return [*told, *get_task(about["task"], **about["options"]).left_out_of(about["split"])]
 
 
 def _chosen_rows(path: Path, name: str, over: str) -> list[dict[str, Any]]:
