@@ -224,10 +224,13 @@ def _write_episodes(out: Path, made: Mapping[str, Played], varied: bool) -> None
 
 
 def _left_out(played: Played) -> list[str]:
-    """What a task did not play, and why."""
+    """What a task did not play, and why; and whether it had too few starts, so that some were played again."""
     from trailmark.tasks.base import declared
 
-    return list(declared(played.source).left_out_of(played.about["split"]))
+    source, split, there = declared(played.source), played.about["split"], len({e.task.id for e in played.episodes})
+    again = source.finite and len(played.episodes) > there * played.about["samples"]
+    few = f"split '{split}' has {there:,} starts, fewer than asked for: some were played again."
+    return [*([few] if again else []), *source.left_out_of(split)]
 
 
 def _chosen_rows(files: Mapping[str, Sequence[Path]], name: str, over: str) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from trailmark.score.value_models import load_values
 from trailmark.score.values import HttpValues, LogProb, Scorer
 from trailmark.seats.locate import is_address
 from trailmark.tasks.base import draw_tasks
+from trailmark.types import Episode
 
 if TYPE_CHECKING:
     from trailmark.evaluate.options import PlayOptions

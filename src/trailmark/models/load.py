@@ -335,7 +335,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
         raise ModelError(_why(path, problem)) from problem
     added = [t.content for t in getattr(made, "added_tokens_decoder", {}).values()]
     if sum(len(word) ** 2 for word in added) > BEGINNINGS:
-        long = max(added, key=len)
+        long: str = max(added, key=len)
         raise ModelError(
             f"{path}: its tokenizer has an added token of {len(long):,} letters, '{long[:40]}…': shorten it."
         )
