@@ -81,7 +81,7 @@ from trailmark.types import Episode, Failed
 
 class LprMethod(Pipeline):
     Config = LprRecipe
-    staged, asks = tuple(LprRecipe.model_fields), ("policy", "teacher", "worsener")
+    staged, asked_seats = tuple(LprRecipe.model_fields), ("policy", "teacher", "worsener")
 
     @classmethod
     def stages(cls, config: LprRecipe, run: Run) -> list[Stage]:
