@@ -3,10 +3,11 @@
 import ast
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import forked
 
 from trailmark.methods import method_names
 from trailmark.tasks import task_names
@@ -28,7 +29,7 @@ def test_a_task_of_your_own(tmp_path):
         "eval.every=2",
     ]
     for line in (words, ["tasks", "check", "guess:Guess"]):
-        done = subprocess.run([sys.executable, "-c", command, *line], cwd=tmp_path, capture_output=True, text=True)
+        done = forked.run([sys.executable, "-c", command, *line], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "make test" in readme and (ROOT / ".ci/run").read_text().strip().endswith("make test")
 
@@ -42,7 +43,7 @@ def test_a_reward_of_your_own(tmp_path):
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     words = [*command.split()[1:], "steps=12", "eval.every=4"]
     run = [sys.executable, "-c", "from trailmark.commands.app import main; main()", *words]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run(run, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     metrics = [json.loads(x) for x in (tmp_path / "runs/prompts-grpo/metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == 12 and metrics[-1]["reward"] > 1.5 * metrics[0]["reward"] > 0
@@ -55,7 +56,7 @@ def test_the_same_reward_from_python(tmp_path):
     rows = [{"prompt": f"Sing of the {w}: ", "vowels": "aeiou"} for w in words]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "mine.py").write_text(code)
-    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     curve = [float(line.split()[1]) for line in done.stdout.splitlines()]
     assert len(curve) == 30 and sum(curve[-3:]) > 2 * sum(curve[:3]) > 0
@@ -85,7 +86,7 @@ def test_the_api_page_and_its_notebook():
     page = re.findall(r"```python\n(.*?)```", (ROOT / "docs/api.md").read_text(), re.S)
     cells = [c for c in json.loads((ROOT / "docs/api.ipynb").read_text())["cells"] if c["cell_type"] == "code"]
     assert ["".join(c["source"]) for c in cells] == [code.strip("\n") for code in page]
-    done = subprocess.run([sys.executable, "-c", "\n".join(page)], capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", "\n".join(page)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "->" in done.stdout
 

@@ -29,7 +29,7 @@ from trailmark.steps import mark_steps, without_end
 from trailmark.tasks.puzzle.source import soundness
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-SMALL = ["teacher.prompts=300", "sft.steps=150", "sample.prompts=20", "sample.n=4", "prm.steps=2", "prm.batch=4",
+SMALL = ["teacher.prompts=300", "sft.steps=60", "sample.prompts=20", "sample.n=4", "prm.steps=2", "prm.batch=4",
          "preference.steps=1", "eval.n=4", "states.shards=2", "model.shape.width=32"]  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def road(tmp_path_factory):
     folder = tmp_path_factory.mktemp("choosing")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trailmark.methods.lpr.quickstart._lpr_recipe", small)
+        patch.setattr("trailmark.report.plots._save", lambda figure, path: path)  # drawing takes a second
         done = CliRunner().invoke(app, ["quickstart", "--method", "lpr", "--out", str(folder / "q")])
     assert done.exit_code == 0, done.output
     assert "pDPO, one answer" in done.output and "Read next: docs/lpr.md" in done.output
