@@ -32,9 +32,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 
 def pytest_collection_finish(session):
-    """What is loaded by now stays, so Python need not look through it for garbage again and again."""
+    """What is loaded by now stays, so Python need not look through it for garbage again and again, nor so often."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5_000, 10, 10)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from trailmark.steps import mark_steps, without_end
 from trailmark.tasks.puzzle.source import soundness
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-SMALL = ["teacher.prompts=300", "sft.steps=60", "sample.prompts=20", "sample.n=4", "prm.steps=2", "prm.batch=4",
+SMALL = ["teacher.prompts=300", "sft.steps=150", "sample.prompts=20", "sample.n=4", "prm.steps=2", "prm.batch=4",
          "preference.steps=1", "eval.n=4", "states.shards=2", "model.shape.width=32"]  # fmt: skip
 
 
