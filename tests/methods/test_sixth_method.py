@@ -203,7 +203,7 @@ def test_evaluations_on_the_way_and_at_the_end(whole):
 
 
 def test_report_inspect_and_verify(whole):
-    shell("report", "run")
+    shell("report", "run", "--no-plots")
     page = Path("run/report.html").read_text()
     assert "against the other hints" in page and "adviser" in page
     first = next(read_episodes("run/episodes"))

@@ -58,7 +58,7 @@ def test_a_lock_that_is_a_link_does_not_empty_a_file(folder):
     lock.unlink()
     lock.symlink_to(folder / "mine.txt")
     assert call("prune", "run").exit_code == 2
-    assert call("report", "run").exit_code == 0
+    assert call("report", "run", "--no-plots").exit_code == 0
     assert (folder / "mine.txt").read_text() == "mine"
 
 
