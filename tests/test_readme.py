@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_a_task_of_your_own(tmp_path):
 
 
 def test_a_reward_of_your_own(tmp_path):
-    """The command as it stands, for a few steps."""
+    """The command as it stands, for a few steps, in a new interpreter."""
     section = (ROOT / "README.md").read_text().split("## A reward of your own")[1]
     rows, function, command = re.findall(r"^```\w*\n(.*?)^```$", section, re.S | re.M)
     (tmp_path / "rows.jsonl").write_text(rows)
@@ -43,7 +44,7 @@ def test_a_reward_of_your_own(tmp_path):
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     words = [*command.split()[1:], "steps=12", "eval.every=4"]
     run = [sys.executable, "-c", "from trailmark.commands.app import main; main()", *words]
-    done = forked.run(run, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     metrics = [json.loads(x) for x in (tmp_path / "runs/prompts-grpo/metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == 12 and metrics[-1]["reward"] > 1.5 * metrics[0]["reward"] > 0

@@ -12,7 +12,6 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import forked
 import pytest
 
 from trailmark.commands.serve import serving
@@ -129,7 +128,7 @@ def test_a_server_that_is_killed_fails_episodes_and_scores_none(tmp_path):
     """Long turns, so that the kill falls into the middle of them."""
     command = [sys.executable, "-m", "trailmark", "serve", "tiny", "--port", "0", "--slots", "2"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = forked.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     try:
         url = process.stdout.readline().split(" at ")[1].split("/v1")[0]
         engine = HttpEngine(url, "tiny", TOKENIZER, retries=1, backoff=0.05, deadline=60)
