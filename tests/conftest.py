@@ -16,6 +16,8 @@ import typer.testing
 from hypothesis import settings
 
 torch.set_num_threads(1)
+# No test pulls the plug: nothing need wait until the disk has it. (Processes of tests do wait.)
+os.fsync = lambda fd: None
 # The options of all commands are read from their signatures once, as in a process, and not at every call of a test.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 # So are the certificates, which every client of HTTP reads when it is made.
