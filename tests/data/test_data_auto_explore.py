@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
+import forked
 import pytest
 from data_fixtures import packages, rows, script, teaching, tree, write_tree
 from typer.testing import CliRunner
@@ -410,7 +410,7 @@ def test_killed_on_the_way(tmp_path):
         command = [sys.executable, "-m", "trailmark", "data", "auto-explore", *words]
         for point in POINTS:
             env = {**os.environ, "TRAILMARK_KILL_AT": point}
-            assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL, point
+            assert forked.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL, point
         lost = 1  # the answer that was not yet stored at answers.before
         torn = tmp_path / "killed" / "answers.jsonl"
         torn.write_bytes(torn.read_bytes() + b'{"key": "half an ans')

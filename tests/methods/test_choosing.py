@@ -45,6 +45,7 @@ def road(tmp_path_factory):
     folder = tmp_path_factory.mktemp("choosing")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trailmark.methods.lpr.quickstart.recipe", small)
+        patch.setattr("trailmark.report.plots._save", lambda figure, path: path)  # drawing takes a second
         done = CliRunner().invoke(app, ["quickstart", "--method", "lpr", "--out", str(folder / "q")])
     assert done.exit_code == 0, done.output
     assert "pDPO, one answer" in done.output and "Read next: docs/lpr.md" in done.output

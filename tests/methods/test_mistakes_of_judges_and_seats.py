@@ -205,7 +205,7 @@ def test_what_a_judge_notes_lies_beside_every_play_that_it_judged(shell):
         assert notes == want and len(episodes) == 1
     rows = json.loads(shell("eval", "--episodes", "run/evaluation", "--json"))["rows"]
     assert [r["name"] for r in rows] == ["evaluation"]  # annotations are no episodes
-    shell("report", "run")
+    shell("report", "run", "--no-plots")
     page = Path("run/report.html").read_text()
     assert '"vowels"' in page
     Path("rounds.yaml").write_text(yaml.safe_dump({

@@ -163,7 +163,7 @@ def test_imitation_alone_has_a_checkpoint_and_can_be_gone_on_from(tmp_path):
     assert [p.name for p in checkpoints.listed(tmp_path / "first/checkpoints")] == ["000000"]
     assert [p.name for p in (tmp_path / "first/evaluation").iterdir()] == ["reflect-sft.jsonl"]
     for name in ("first", "first/policy", "first/reflector"):
-        for words in (["verify"], ["report"], ["eval", "--n", "2", "--json"]):
+        for words in (["verify"], ["report", "--no-plots"], ["eval", "--n", "2", "--json"]):
             done = CliRunner().invoke(app, [words[0], str(tmp_path / name), *words[1:]])
             assert done.exit_code == 0, done.output
     load = {"policy": str(tmp_path / "first"), "reflector": str(tmp_path / "first/reflector")}

@@ -469,24 +469,31 @@ def test_a_running_and_a_dead_run_open(opened, tmp_path):
     assert c.value("['curves', 'episodes', 'compare', 'evaluation'].every(i => document.getElementById(i).hidden)")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
+@pytest.fixture(scope="module")
+def quickstart_run(tmp_path_factory):
     """The quickstart's own recipe, cut to a few steps: both players, evaluations, a start played by two stages."""
     import trailmark
     from trailmark.config import load_recipe, resolve
     from trailmark.methods.reflect import method as reflect
     from trailmark.runs.launch import launch
-    from trailmark.runs.store import Run
 
     raw = load_recipe(Path(trailmark.__file__).parent / "recipes" / "reflect-taxi.yaml").raw
     short = {
         "sft": {**raw["sft"], "reflector": 3, "policy": 3},
         "steps": 3,
-        "out": str(tmp_path / "run"),
+        "final": {"n": 16},
+        "out": str(tmp_path_factory.mktemp("quickstart") / "run"),
         "thought": 16,
     }
     launch(reflect.ReflectMethod, resolve({**raw, **short}, reflect.ReflectRecipe))
-    c = opened(Run.open(tmp_path / "run"), width=width)
+    return short["out"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_a_quickstart_run(opened, quickstart_run, width):
+    from trailmark.runs.store import Run
+
+    c = opened(Run.open(quickstart_run), width=width)
     assert c.value("document.documentElement.scrollWidth") <= width and c.value(CONTRAST) >= 4.5
     first = text_of(c, "#where")
     seats = set()

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from trailmark.config import RunConfig, dump, resolve
@@ -43,6 +44,7 @@ def versions() -> dict[str, str]:
     return {**found, "python": platform.python_version()}
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
