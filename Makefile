@@ -24,7 +24,7 @@ lint: install
 	$(BIN)/pyrefly check
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Every target that this machine can run, and one table; DATA_ROOT=folder for the real data.
 test-all: install

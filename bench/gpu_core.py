@@ -23,8 +23,8 @@ from trailmark.config import LearnerConfig
 from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.learn.learner import Learner
+from trailmark.models.layout_check import check_layout
 from trailmark.models.lm import LM
-from trailmark.models.probe import probe
 from trailmark.models.readout import Readout
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 from trailmark.objectives import WeightedLogp
@@ -94,7 +94,7 @@ def check(family: str) -> dict:
     )
     return {
         "family": family,
-        "probe": probe(lm) or "exact",
+        "probe": check_layout(lm) or "exact",
         "tree_vs_flat": relative(tree, flat),
         "rows_vs_flat": relative(rows, flat),
         "split_vs_flat": relative(split, flat),
@@ -132,7 +132,7 @@ def engine(lm: LM) -> dict:
     began = time.perf_counter()
     fast = LocalEngine(lm, slots=64, max_len=256)
     run(fast, [Request(r.prompt, SamplingLaw(), 16, 128, key=r.key) for r in asked])
-    rate = fast.decoded / (time.perf_counter() - began)
+    rate = fast.counts.decoded / (time.perf_counter() - began)
     return {
         "sampler_vs_learner": worst,
         "bitwise_over_neighbours": together == alone == backwards,

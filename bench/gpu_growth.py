@@ -147,7 +147,7 @@ def completions() -> list[dict[str, Any]]:
         rows = draw.integers(0, WORDS, (states * k, prompt)).tolist()
         point: dict[str, Any] = {"x": k}
         engine = LocalEngine(lm, states * k, prompt + new, fixed=False)
-        engine.reuse = False  # each time from nothing
+        engine.decoder.reuse = False  # each time from nothing
         shared = [Request(tuple(r), SamplingLaw(), k, new, key=str(n)) for n, r in enumerate(rows[:states])]
         apart = [Request(tuple(r), SamplingLaw(), 1, new, key=str(n)) for n, r in enumerate(rows)]
         for name, asked in (("tree", shared), ("flat", apart)):
@@ -163,7 +163,7 @@ def labels() -> list[dict[str, Any]]:
     asked, prompt = (8, 32) if SMALL else (256, 512)
     rows = np.random.default_rng(0).integers(0, WORDS, (asked, prompt)).tolist()
     engine = LocalEngine(lm, asked, prompt + 8, fixed=False)
-    engine.reuse = False
+    engine.decoder.reuse = False
     for actions in (8, 32) if SMALL else (8, 32, 128, 252):
         law = SamplingLaw(allowed=tuple(range(10, 10 + actions)))
 

@@ -76,13 +76,13 @@ def conversations(model: Any, reuse: bool, repeats: int) -> dict[str, Any]:
     """Conversations side by side: the policy writes, a world answers, and the next prompt is all of it."""
     engine = LocalEngine(LM(model, tiny_tokenizer(pad_is_eos=True), "qwen2-0.5b"), TALKS,
                          FIRST + TURNS * (WRITES + ANSWER), fixed=False)  # fmt: skip
-    engine.reuse = reuse and engine.reuse
+    engine.decoder.reuse = reuse and engine.decoder.reuse
     counted = {"computed": 0, "written": 0}
 
     def call(seed: int) -> None:
         draw = np.random.default_rng(seed)
         texts = draw.integers(0, WORDS, (TALKS, FIRST + TURNS * ANSWER)).tolist()
-        before = engine.computed
+        before = engine.counts.computed
 
         async def talk(k: int) -> None:
             prompt, rest = texts[k][:FIRST], texts[k][FIRST:]
@@ -95,7 +95,7 @@ def conversations(model: Any, reuse: bool, repeats: int) -> dict[str, Any]:
             await asyncio.gather(*(talk(k) for k in range(TALKS)))
 
         asyncio.run(all_of_them())
-        counted["computed"], counted["written"] = engine.computed - before, TALKS * TURNS * WRITES
+        counted["computed"], counted["written"] = engine.counts.computed - before, TALKS * TURNS * WRITES
 
     each = timed(call, repeats)
     return {"tokens_per_second": counted["written"] / float(np.median(each)), "seconds": each,

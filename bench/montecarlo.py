@@ -47,19 +47,25 @@ class OneAnswer(TaskSource, World):
 class Again(LocalEngine):
     """Computes a prompt for each that asks, also where another asks for the same."""
 
-    def _prefill(self) -> None:
-        left, later = deque(self._waiting), deque[Any]()
-        while left:
-            now, rest = dict[Any, Any](), deque[Any]()
-            for asked in left:  # of equal prompts one at a time
-                if asked[0].prompt in now:
-                    rest.append(asked)
-                else:
-                    now[asked[0].prompt] = asked
-            self._waiting, left = deque(now.values()), rest
-            super()._prefill()
-            later += self._waiting
-        self._waiting = later
+    def __init__(self, *args: Any, **how: Any):
+        super().__init__(*args, **how)
+        scheduler, prefill = self.scheduler, self.scheduler.prefill
+
+        def each() -> None:
+            left, later = scheduler.waiting, deque[Any]()
+            while left:
+                now, rest = dict[Any, Any](), deque[Any]()
+                for job in left:  # of equal prompts one at a time
+                    if job.request.prompt in now:
+                        rest.append(job)
+                    else:
+                        now[job.request.prompt] = job
+                scheduler.waiting, left = deque(now.values()), rest
+                prefill()
+                later += scheduler.waiting
+            scheduler.waiting = later
+
+        scheduler.prefill = each  # type: ignore[method-assign]
 
 
 def states(lm: LM, count: int) -> list[Point]:
@@ -92,8 +98,9 @@ def completions(size: str, count: int, k: int, repeats: int) -> None:
         return made
 
     a, b = play(ours), play(again)
-    if a != b or (ours.prefills, again.prefills) != (count, count * k):
-        raise SystemExit(f"the two sides differ: {ours.prefills} and {again.prefills} prompts, equal tokens: {a == b}")
+    computed = ours.counts.prefills, again.counts.prefills
+    if a != b or computed != (count, count * k):
+        raise SystemExit(f"the two sides differ: {computed} prompts, equal tokens: {a == b}")
     tokens = lambda engine: float(sum(map(len, play(engine).values())))
     compare(f"montecarlo/{size} {count} states k {k}", lambda: tokens(ours), lambda: tokens(again), "each prompt again",
             "tokens/s", repeats, f"{count} prompts computed, not {count * k}; the same tokens")  # fmt: skip

@@ -13,15 +13,16 @@ from collections import Counter
 
 import numpy as np
 
-from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
+from trailmark.config import EngineConfig, ModelConfig
 from trailmark.credit import group_steps
+from trailmark.episodes import won
 from trailmark.evaluate.run import read_answer
-from trailmark.methods.offline import local_engine, trained_seat, won
 from trailmark.models.load import load_model
-from trailmark.rollout.play import play
+from trailmark.rollout.play import Seat, play
 from trailmark.score.classes import class_numbers, over_steps, step_outputs
-from trailmark.seats.locate import locate_value
+from trailmark.score.value_models import locate_value
 from trailmark.seats.names import fix_names
+from trailmark.seats.open import open_engine
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
@@ -30,8 +31,8 @@ from trailmark.tasks.base import draw_tasks
 def main(road: str, models: list[str]) -> None:
     source = get_task("puzzle", level=1)
     policy = load_model(fix_names(ModelConfig.model_validate({"name": f"{road}/sft"})))
-    engine = local_engine(policy, EngineConfig(max_num_seqs=128, max_len=64))
-    seat = trained_seat(engine, "policy", SamplingConfig(temperature=1.0, max_tokens=40))
+    engine = open_engine(policy, EngineConfig(max_num_seqs=128, max_len=64))
+    seat = Seat("policy", engine, max_tokens=40)
     played = play(source, draw_tasks(source, "val", 200, 100), [seat], n=8, seed=101, prefix="bench:")
     words = policy.tokenizer
     played = [without_end(mark_steps(e, "policy", words, "newline"), "policy", words) for e in played]

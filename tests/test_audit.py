@@ -16,6 +16,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import forked
 import httpx
 import pytest
 from data_fixtures import packages
@@ -175,7 +176,7 @@ print(json.dumps(found))
 
 def test_sizes_that_no_memory_holds_are_refused_before_anything_is_allocated(shell):
     """In a process of its own: without the refusal it hangs, or takes all the memory it is given."""
-    done = subprocess.run([sys.executable, "-c", TRY, json.dumps(HUGE)], env=ENV, capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", TRY, json.dumps(HUGE)], env=ENV, capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert {name: code for name, (code, _) in found.items()} == dict.fromkeys(HUGE, 2), found
     assert all("are free" in said and "insist" in said for _, said in found.values()), found
@@ -515,7 +516,7 @@ def served(tmp_path_factory):
     shutil.copytree(folder / "chats/checkpoints/000004/policy", folder / "folder")
     for model in ("run", "folder"):
         words = [sys.executable, "-m", "trailmark", "serve", model, "--port", "0", "--name", "m"]
-        started.append(subprocess.Popen(words, env=ENV, stdout=subprocess.PIPE, text=True, cwd=folder))
+        started.append(forked.Popen(words, env=ENV, stdout=subprocess.PIPE, text=True, cwd=folder))
     yield [re.search(r"at (http://\S+)/v1", process.stdout.readline())[1] for process in started]
     for process in started:
         process.kill()

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import forked
 import pytest
 from typer.testing import CliRunner
 
@@ -73,7 +74,7 @@ def shell(tmp_path, monkeypatch):
             return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
         code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
         code = f"{code}; from trailmark.commands.app import main; main()"
-        return subprocess.run(
+        return forked.run(
             [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, cwd=tmp_path
         )
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trailmark.chat import Conversation, as_written, end_of_turn, extends, render, sequences
+from trailmark.chat import Conversation, as_written, end_of_turn, render, sequences
 from trailmark.errors import DataError, ModelError
 from trailmark.texts import encode
 
@@ -132,7 +132,6 @@ def test_the_end_of_turn_is_in_the_span_and_nothing_behind_it(tok, template):
 
 @pytest.mark.parametrize("template", EXTENDING)
 def test_an_extending_template_gives_one_sequence_of_inference_prompts(template):
-    assert extends(TOK, TALK, template=template).ok
     (r,) = sequences(TOK, TALK, template=template)
     whole = render(TOK, TALK, template=template)
     assert [s.message for s in r.spans] == [1, 3] and r.spans == whole.spans
@@ -243,10 +242,7 @@ THOUGHT = [
 
 
 def test_dropped_thoughts_split_the_conversation_where_they_are_dropped():
-    e = extends(TOK, THOUGHT, template=THINKER)
-    assert not e.ok and e.at == 5 and "'go<|im_end|>" in e.why and "'<think>" in e.why
-    assert extends(TOK, THOUGHT[:4], template=THINKER).ok
-    assert extends(TOK, THOUGHT[:5], template=THINKER).at == 5
+    assert len(sequences(TOK, THOUGHT[:4], template=THINKER)) == 1
     first, second = sequences(TOK, THOUGHT, template=THINKER)
     assert [s.message for s in first.spans] == [1, 3] and [s.message for s in second.spans] == [5]
     assert "red" not in second.text and "red" in first.text
@@ -260,8 +256,6 @@ def test_dropped_thoughts_split_the_conversation_where_they_are_dropped():
 
 
 def test_without_an_end_of_turn_each_turn_stands_alone_and_learns_eos():
-    e = extends(TOK, TALK, template=NO_END)
-    assert not e.ok and e.at == 3 and "'</s>'" in e.why
     a, b = sequences(TOK, TALK, template=NO_END)
     assert a.text == "User: go north\nAssistant: the red door</s>"
     assert b.text == "User: go north\nAssistant: the red door\nUser: open it\nAssistant: two and two are four</s>"
@@ -434,7 +428,6 @@ def test_random_conversations_of_extending_templates(drawn):
     talk, template = drawn
     lead = " " if template is MISTRAL else ""
     (r,) = sequences(TOK, talk, template=template)
-    assert extends(TOK, talk, template=template).ok
     assert [s.message for s in r.spans] == [i for i, m in enumerate(talk) if m["role"] == "assistant"]
     for s in r.spans:
         assert said(TOK, r, s) == lead + talk[s.message]["content"] + END[template]

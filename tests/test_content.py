@@ -8,7 +8,7 @@ import pytest
 from trailmark import formats
 from trailmark.engines.base import Completion
 from trailmark.engines.scripted import ScriptedEngine
-from trailmark.evaluate.prompted import Prompted
+from trailmark.evaluate.zero_shot import ZeroShot
 from trailmark.methods.reflect.formats import ACTION, ANALYZE
 from trailmark.methods.sft import conversation_samples
 from trailmark.models.tiny import tiny_tokenizer
@@ -94,7 +94,7 @@ def test_a_model_here_that_is_asked_in_words():
 
     async def protocol(desk):
         while not desk.over:
-            await Prompted().say(desk, [{"role": "system", "content": BAD}, {"role": "user", "content": BAD}])
+            await ZeroShot().say(desk, [{"role": "system", "content": BAD}, {"role": "user", "content": BAD}])
             await desk.act("1")
 
     play(Talks(), [Task("t")], [Seat("policy", engine, max_tokens=20)], protocol)

@@ -2,6 +2,8 @@
 failed and why, exits 1, and asks only for these the next time."""
 
 import json
+import os
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -15,6 +17,8 @@ from trailmark.commands.app import app
 from trailmark.engines import http_client
 from trailmark.methods import method_names
 from trailmark.methods.lpr.method import LprMethod
+from trailmark.tasks.base import Observation, Step, TaskSource, World
+from trailmark.types import Task
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -44,11 +48,17 @@ class Handler(BaseHTTPRequestHandler):
             if probe and not isinstance(body["prompt"], str):
                 there.probed = body["prompt"]
             dead = there.left is not None and there.left <= 0 and not probe
+            empty = dead and there.empty
             if there.left is not None and not probe:
                 there.left -= 1
             (there.failed if dead or there.refuses else there.answered).append(json.dumps(body, sort_keys=True))
+            there.ends -= not probe
+            if there.ends == 0 and not probe:
+                os.kill(os.getpid(), signal.SIGTERM)
         if there.refuses:
             return self.answer(401, {"error": {"message": "the API key is wrong"}})
+        if empty:
+            return self.answer(200, {"choices": []})
         if dead:
             self.close_connection = True
             return None
@@ -83,6 +93,8 @@ def server(monkeypatch):
     there = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     there.handle_error = lambda *_: None
     there.daemon_threads, there.guard = True, threading.Lock()
+    there.ends = 0  # answers after which the process is told to end
+    there.empty = False  # a server that fails: it answers without an answer, in place of no more
     there.left, there.refuses, there.answered, there.failed, there.probed = None, False, [], [], None
     there.url = f"http://127.0.0.1:{there.server_address[1]}"
     thread = threading.Thread(target=there.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -263,6 +275,40 @@ def played(*more):
     return words
 
 
+class Rooms(TaskSource, World):
+    """A world with a list of actions that a judge judges."""
+
+    name, markov, finite, judged = "rooms", True, True, True
+
+    def tasks(self, split="train", n=None, seed=0):
+        return [Task(f"room {k}", seed, {"k": k}) for k in range(6)][:n]
+
+    def make(self):
+        return Rooms()
+
+    def reset(self, task):
+        return Observation(f"room {task.data['k']}\n", "0. stay\n1. go\n", ("0", "1"), ("stay", "go"))
+
+    def step(self, action):
+        return Step(Observation("end"), 0.0, True, False)
+
+
+def rooms(url):
+    server = {"address": url, "model": "m", "retries": 0, "concurrency": 1}
+    return {"name": f"{__name__}:Rooms", "options": {"reward": {"kind": "model", "rubric": "Good?", "server": server}}}
+
+
+def reflects(at, url):
+    """Reflect-RL in a world that a server judges."""
+    recipe = {
+        "method": "reflect", "out": str(at / "run"), "steps": 1, "task": rooms(url), "reflect": False,
+        "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}},
+        "sft": {"reflector": 0, "policy": 0}, "rl": {"prompts_per_step": 4}, "final": {"split": "train", "n": 1},
+    }  # fmt: skip
+    (at / "r.yaml").write_text(json.dumps(recipe))
+    return ["train", at / "r.yaml"], ["failures=0.95"]
+
+
 def rounds(at, url):
     dump(at / "p.jsonl", [{"prompt": f"p{k}", "id": f"{k}"} for k in range(4)])
     reward = {
@@ -281,6 +327,14 @@ def rounds(at, url):
     return ["train", at / "r.yaml", *resume], ["failures=0.95"]
 
 
+def studied(at, url):
+    judged(method="policy_gradient", prompts_per_step=4, n=2)(at, url)
+    study = {"recipe": str(at / "r.yaml"), "arms": {"one": {}}, "seeds": [0], "budget": {"steps": 1},
+             "measures": {"reward": {"metric": "reward"}}}  # fmt: skip
+    (at / "s.yaml").write_text(json.dumps(study))
+    return ["study", at / "s.yaml", "--out", at / "run"], ["set.failures=0.95"]
+
+
 EVERY = {"every": 1, "split": "val"}
 PLAYS = judged(method="policy_gradient", prompts_per_step=1, n=2)
 STAGES = {
@@ -293,6 +347,8 @@ STAGES = {
     **{f"{name} eval": judged(method=name, eval=EVERY) for name in ("oreo", "preference")},
     "policy_gradient eval": judged(method="policy_gradient", prompts_per_step=1, n=2, eval=EVERY),
     "eval of a run": played(),
+    "reflect steps": reflects,
+    "policy_gradient in a study": studied,
 }
 ALL = {**COMMANDS, **STAGES}
 
@@ -310,7 +366,7 @@ def made(at):
     """The finished outputs: what a later command would read."""
     names = ("out/oracle", "out/train.jsonl", "out/rows.jsonl", "out/b.jsonl", "out.csv", "out.jsonl",
              "run/*/all.jsonl", "run/*/000.jsonl", "run/checkpoints/000001",
-             "run/stages/collect-1.json")  # fmt: skip
+             "run/stages/collect-1.json", "run/study.json")  # fmt: skip
     return sorted(str(p) for name in names for p in at.glob(name))
 
 
@@ -345,6 +401,90 @@ def test_a_key_that_is_refused_is_no_finished_stage(name, server, tmp_path):
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_an_answer_without_an_answer_is_a_failed_request(name, server, tmp_path):
+    words, _ = ALL[name](tmp_path, server.url)
+    server.left, server.empty, before = 3, True, made(tmp_path)
+    code, said = call(words)
+    assert code == 1 and "failed" in said and "the answer does not have the 1 choices" in said, said
+    assert made(tmp_path) == before
+    server.left = None
+    assert call(words)[0] == 0 and made(tmp_path) != before
+
+
+MANY = ("improvement", "eval", "eval --chat")  # send many questions at once
+
+
+@pytest.mark.usefixtures("signals_heard")
+@pytest.mark.parametrize("name", [n for n in ALL if n not in MANY])
+def test_what_was_answered_before_a_signal_is_not_asked_again(name, server, tmp_path):
+    words, _ = ALL[name](tmp_path, server.url)
+    server.answered.clear()
+    server.ends, before = 4, made(tmp_path)
+    code, said = call(words)
+    assert code == 143 and "stopped by SIGTERM" in said, said
+    trains = name in STAGES and not name.startswith(("lpr", "oreo_rounds", "eval"))  # these end their step
+    assert trains or made(tmp_path) == before
+    asked = [x for x in server.answered if '"messages"' in x]
+    server.answered.clear()
+    assert call(words)[0] == 0 and made(tmp_path) != before
+    # answers that came with the signal may be lost (a pair has two questions), and the first may be a probe
+    assert not [x for x in server.answered if x in asked[1:2]]
+    assert not list(tmp_path.glob("out.*.judge"))
+
+
+def test_plays_of_a_random_player_that_nobody_judged_are_no_evaluation(server, tmp_path):
+    task = rooms(server.url)
+    words = ["--trust", "eval", "random", "--task", task["name"], f"reward={json.dumps(task['options']['reward'])}"]
+    words += ["--n", "6", "--out", tmp_path / "out.jsonl"]
+    server.left = 3
+    code, said = call(words)
+    assert code == 1 and "3 of 6 plays of random failed" in said and "Nothing was kept" in said, said
+    assert not made(tmp_path)
+    server.left = None
+    assert call(words)[0] == 0 and made(tmp_path)
+
+
+@pytest.mark.parametrize("search, judged_plays", [("best_of:2", 11), ("beam:2", 3)])  # of 12, and of 6
+def test_a_search_among_plays_that_nobody_judged_is_no_evaluation(search, judged_plays, server, tmp_path):
+    words, _ = judged(method="policy_gradient", prompts_per_step=1, n=2)(tmp_path, server.url)
+    assert call(words)[0] == 0
+    words = ["eval", tmp_path / "run", "--split", "val", "--search", search, "--value", "logp"]
+    words += ["--out", tmp_path / "out.jsonl"]
+    server.left = judged_plays
+    code, said = call(words)
+    assert code == 1 and "failed" in said and "Nothing was kept" in said, said
+    assert not (tmp_path / "out.jsonl").exists()
+    server.left = None
+    assert call(words)[0] == 0 and (tmp_path / "out.jsonl").exists()
+
+
+def test_a_search_at_the_end_of_a_training_that_nobody_judged_is_not_done(server, tmp_path):
+    more = {"eval": {"split": "val"}, "final": {"search": ["best_of:2"]}}
+    words, _ = judged(method="oreo", **more)(tmp_path, server.url)
+    server.left = 3
+    code, said = call(words)
+    assert code == 1 and "plays failed" in said, said
+    found = tmp_path / "run/evaluation/best_of-2.jsonl"
+    assert (tmp_path / "run/checkpoints/000001").exists() and not found.exists()
+    server.left = None
+    assert call(words)[0] == 0 and found.exists()
+
+
+def test_a_comparison_whose_plays_were_not_judged_is_none(server, tmp_path):
+    words, _ = judged(method="policy_gradient", prompts_per_step=1, n=2, eval=EVERY)(tmp_path, server.url)
+    assert call(words)[0] == 0
+    talk = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    recipe = {"method": "sft", "steps": 1, "data": str(dump(tmp_path / "t.jsonl", [talk])),
+              "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}}}  # fmt: skip
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft/r.yaml").write_text(json.dumps({**recipe, "out": str(tmp_path / "sft/run")}))
+    assert call(["train", tmp_path / "sft/r.yaml"])[0] == 0
+    server.left = 0
+    code, said = call(["compare", tmp_path / "run", tmp_path / "sft/run"])
+    assert code == 1 and "6 of 6 plays of" in said and "cannot be reached" in said and "--out" in said, said
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_a_stated_share_of_failures_is_accepted(name, server, tmp_path):
     words, more = ALL[name](tmp_path, server.url)
     server.left = 5
@@ -365,7 +505,7 @@ def test_every_command_and_method_that_asks_a_server_is_walked():
     asks = {name: c for name, c in commands(typer.main.get_command(app)) if marks & {p.name for p in c.params}}
     assert set(asks) == {n for n in (*COMMANDS, *SAME) if "--" not in n}
     assert all("failures" in {p.name for p in c.params} for c in asks.values())
-    assert set(LprMethod.asks) == {"policy", "teacher", "worsener"}
-    silent = {"sft", "reward_model", "reflect", "reflect_imitation"}  # play nothing, or what a world judges itself
+    assert set(LprMethod.asked_seats) == {"policy", "teacher", "worsener"}
+    silent = {"sft", "reward_model", "reflect_imitation"}  # play nothing, or before a judge is asked
     silent |= {"vrcli"}  # reads gold texts, all or none of a batch (tests/score/test_served_likelihood.py)
     assert {name.split()[0] for name in STAGES} - {"eval"} == set(method_names()) - silent

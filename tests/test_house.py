@@ -6,16 +6,18 @@ from pathlib import Path
 import trailmark
 
 ROOT = Path(trailmark.__file__).parent
+TESTS = Path(__file__).parent
 OWN = ("tasks", "data", "methods")  # they grow with each paper and each world
 LINES = {  # budgets, a little above what there is; a package that needs more says why in docs/design.md
-    "models": 4000, "evaluate": 3150, "engines": 2300, "runs": 2250, "serve": 2250, "commands": 1900, "score": 1870,
-    "rollout": 1500, "formats": 1520, "verify": 1320, "report": 1220, "learn": 1120, "seats": 800, "objectives": 800,
-    "credit": 460, "ask": 420,
+    "models": 4000, "evaluate": 2620, "engines": 2310, "runs": 2240, "serve": 2230, "commands": 1560, "score": 1920,
+    "rollout": 1510, "formats": 1420, "verify": 1310, "report": 1200, "learn": 1120, "seats": 790, "objectives": 800,
+    "credit": 460, "ask": 420, "stats": 290, "terminal": 280,
 }  # fmt: skip
-TOP = 5150  # the modules at the top, together
-ALL, COMMON = 58_500, 31_400
+TOP = 5200  # the modules at the top, together
+ALL, COMMON = 58_800, 31_180
 LONGEST = 700  # of one file
-REACHES = {"learn.loop": 8600, "rollout.play": 5700, "methods.base": 16_350}  # imports inside functions are counted
+# Imports inside functions are counted.
+REACHES = {"learn.loop": 8630, "rollout.play": 5700, "methods.base": 12_600, "tests/methods/sixth_method.py": 14_550}
 
 
 def size(path):
@@ -26,18 +28,22 @@ FILES = {".".join(("trailmark", *p.relative_to(ROOT).with_suffix("").parts)).rem
          for p in ROOT.rglob("*.py")}  # fmt: skip
 
 
+def imports(path):
+    """The modules of ours that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        named = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        named += [f"{m}.{a.name}" for m in named for a in node.names]
+        named += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        yield from (m for m in named if m in FILES)
+
+
 def closure(start):
-    """The modules of ours that a module imports, and those that they import."""
-    seen, todo = set(), [start]
+    """The modules of ours that a module of ours, or a file of the tests, imports, and those that they import."""
+    seen, todo = set(), list(imports(TESTS.parent / start)) if start.endswith(".py") else [f"trailmark.{start}"]
     while todo:
-        if (name := todo.pop()) in seen:
-            continue
-        seen.add(name)
-        for node in ast.walk(ast.parse(FILES[name].read_text())):
-            named = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            named += [f"{m}.{a.name}" for m in named for a in node.names]
-            named += [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            todo += [m for m in named if m in FILES]
+        if (name := todo.pop()) not in seen:
+            seen.add(name)
+            todo += imports(FILES[name])
     return seen
 
 
@@ -58,5 +64,5 @@ def test_no_file_is_a_house_of_its_own():
 
 
 def test_what_a_part_of_the_core_imports():
-    found = {name: sum(size(FILES[m]) for m in closure(f"trailmark.{name}")) for name in REACHES}
+    found = {name: sum(size(FILES[m]) for m in closure(name)) for name in REACHES}
     assert {name: lines for name, lines in found.items() if lines > REACHES[name]} == {}

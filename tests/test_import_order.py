@@ -2,6 +2,7 @@
 of tests runs without the others."""
 
 import ast
+import functools
 import re
 import tomllib
 from collections import defaultdict
@@ -16,10 +17,13 @@ PAPERS = {p.name for p in (ROOT / "methods").iterdir() if (p / "method.py").exis
 WORLDS = {p.stem for p in (ROOT / "tasks").iterdir() if p.stem in {name.replace("-", "_") for name in task_names()}}
 
 
+parsed = functools.cache(ast.parse)
+
+
 def imported(text, package, types=True):
     """The full names that a module imports anywhere, also inside functions; without `types`, not those that only a type
     checker imports. `package` is the one that the module lies in."""
-    tree, skipped = ast.parse(text), set()
+    tree, skipped = parsed(text), set()
     for node in () if types else ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             skipped |= {id(inner) for part in node.body for inner in ast.walk(part)}
@@ -94,6 +98,14 @@ def test_packages_form_an_order():
     assert {"errors", "texts"} <= edges["chat"]
     assert {"types", "tasks"} <= edges["rollout"] and "methods" in edges["evaluate"]  # the imports are seen at all
     assert circles(edges) == set(), "these import each other, directly or in a circle"
+
+
+def test_no_two_packages_import_each_other():
+    """Here `methods` is one package with its papers: a paper's commands import no command line and no evaluation."""
+    edges = defaultdict(set)
+    for module, others in imports(ROOT).items():
+        edges[module.split(".")[0]] |= {other.split(".")[0] for other in others}
+    assert {(a, b) for a in edges for b in edges[a] if a < b and a in edges[b]} == set()
 
 
 def test_modules_form_an_order():

@@ -94,7 +94,7 @@ def test_memory_is_what_the_tensors_take(tmp_path, name):
     engines = getattr(getattr(method, "table", None), "engines", {}).values()
     assert len(engines) == (config.method == "policy_gradient")
     for engine in engines:
-        held = [*engine._cache.keys.values(), *engine._cache.values.values()]
+        held = [*engine.decoder.cache.keys.values(), *engine.decoder.cache.values.values()]
         assert said.engine == bytes_of(held) + engine.slots * 4 * engine.lm.vocab
 
 
@@ -118,7 +118,7 @@ def test_the_papers_runs_of_vr_cli():
         method = methods.get_method("policy_gradient")
         config = resolve(load_recipe(RECIPES / f"vrcli-paper-{name}.yaml"), method.Config)
         memory = plan.Memory(device="cuda")
-        plan.count_models(memory, method.holds(config), config)
+        plan.count_models(memory, method.models_in_memory(config), config)
         counted[name] = memory.total / 1e9
         assert config.model.dtype == "float32" and config.learner.amp == "bf16" and config.eval.n is None
     assert counted == {"3b": pytest.approx(70.0, abs=0.1), "7b": pytest.approx(165.2, abs=0.1)}

@@ -10,7 +10,7 @@ from trailmark import methods, plan
 from trailmark.commands.app import app
 from trailmark.commands.plan import _rows
 from trailmark.config import EngineConfig, ModelConfig, OptimConfig, resolve
-from trailmark.methods.base import Held
+from trailmark.methods.base import ModelInMemory
 from trailmark.models.load import describe
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.plan import Memory, Part, Plan, Tokens
@@ -31,21 +31,21 @@ def counted(*held, ema=None, offload=(), device="cpu"):
 def test_a_frozen_model_has_weights_alone():
     n = describe(model())["parameters"]
     for dtype, item in (("float32", 4), ("bfloat16", 2), ("float64", 8)):
-        m = counted(Held("ref", model(dtype=dtype)))
+        m = counted(ModelInMemory("ref", model(dtype=dtype)))
         assert (m.weights, m.gradients, m.optimiser, m.engine, m.total) == (item * n, 0, 0, 0, item * n)
 
 
 def test_what_training_adds():
     n = describe(model())["parameters"]
-    adam = counted(Held("policy", model(), OptimConfig()))
+    adam = counted(ModelInMemory("policy", model(), OptimConfig()))
     assert (adam.weights, adam.gradients, adam.optimiser) == (4 * n, 4 * n, 8 * n) and adam.total == 16 * n
-    assert counted(Held("policy", model(), OptimConfig(bits=8))).optimiser == 2 * n
-    assert counted(Held("policy", model(), OptimConfig()), ema=0.9).optimiser == 12 * n
-    half = counted(Held("policy", model(dtype="bfloat16"), OptimConfig()))
+    assert counted(ModelInMemory("policy", model(), OptimConfig(bits=8))).optimiser == 2 * n
+    assert counted(ModelInMemory("policy", model(), OptimConfig()), ema=0.9).optimiser == 12 * n
+    half = counted(ModelInMemory("policy", model(dtype="bfloat16"), OptimConfig()))
     assert (half.weights, half.gradients, half.optimiser) == (2 * n, 2 * n, 4 * n)  # moments have the weights' dtype
-    both = counted(Held("policy", model(), OptimConfig()), Held("ref", model()))
+    both = counted(ModelInMemory("policy", model(), OptimConfig()), ModelInMemory("ref", model()))
     assert both.weights == 8 * n and both.total == 20 * n
-    head = counted(Held("value", model(), OptimConfig(), output=False))  # its output layer has no gradient
+    head = counted(ModelInMemory("value", model(), OptimConfig(), output=False))  # its output layer has no gradient
     vocab = len(tiny_tokenizer())
     assert head.weights == 4 * n and head.gradients == 4 * (n - vocab * 32) and head.optimiser == 8 * (n - vocab * 32)
 
@@ -53,7 +53,7 @@ def test_what_training_adds():
 def test_what_offload_leaves_on_a_gpu():
     """Moments and frozen weights come to the GPU while no activations lie there: the larger of the two counts."""
     n = describe(model())["parameters"]
-    held = Held("policy", model(), OptimConfig()), Held("ref", model())
+    held = ModelInMemory("policy", model(), OptimConfig()), ModelInMemory("ref", model())
     away = ["optimiser", "frozen"]
     m = counted(*held, ema=0.9, offload=away, device="cuda")
     assert (m.weights, m.gradients, m.optimiser, m.moved) == (4 * n, 4 * n, 4 * n, 8 * n) and m.total == 20 * n
@@ -73,7 +73,7 @@ def test_adapters_by_their_two_sides():
     gpt = model(lora={"rank": 2}, shape={"family": "gpt2", "kv_heads": None, "ffn": None})
     assert plan.adapter_weights(gpt) == 2 * 2 * (4 * 32 + (64 + 160) + 160)
     n, few = describe(c)["parameters"], plan.adapter_weights(c)
-    m = counted(Held("policy", c, OptimConfig()))
+    m = counted(ModelInMemory("policy", c, OptimConfig()))
     assert (m.weights, m.gradients, m.optimiser) == (4 * (n + few), 4 * few, 8 * few)
 
 
@@ -84,9 +84,9 @@ def test_keys_and_values_of_an_engine():
     vocab = plan.shape_of(model()).vocab_size
     most = -(-256 // BUCKET) * BUCKET  # of the model's context
     for longest, places in ((1, BUCKET), (BUCKET, BUCKET), (BUCKET + 1, 2 * BUCKET), (10_000, most)):
-        m = counted(Held("policy", model(), engine=EngineConfig(max_num_seqs=3, max_len=longest)))
+        m = counted(ModelInMemory("policy", model(), engine=EngineConfig(max_num_seqs=3, max_len=longest)))
         assert m.engine == 3 * (2 * 2 * 16 * places * 4 + 4 * vocab)
-    other = counted(Held("policy", model(), engine=EngineConfig(max_num_seqs=3, max_len=1, dtype="bfloat16")))
+    other = counted(ModelInMemory("policy", model(), engine=EngineConfig(max_num_seqs=3, max_len=1, dtype="bfloat16")))
     assert other.engine == 3 * (2 * 2 * 16 * BUCKET * 2 + 4 * vocab)
     assert other.weights == (4 + 2) * describe(model())["parameters"]  # a copy in the other dtype
 
@@ -94,14 +94,14 @@ def test_keys_and_values_of_an_engine():
 def test_activations_grow_with_tokens_and_shrink_with_checkpointing():
     c = SimpleNamespace(learner=SimpleNamespace(amp=None))
     half = SimpleNamespace(learner=SimpleNamespace(amp="bf16"))
-    trained, frozen = Held("policy", model(), OptimConfig()), Held("ref", model())
+    trained, frozen = ModelInMemory("policy", model(), OptimConfig()), ModelInMemory("ref", model())
     block, rest = plan.kept_floats(plan.shape_of(model()), 10, "cpu")
     assert (block, rest) == (6 * 32 + 2 * 32 + 2 * 16 + 4 * 48 + 4 + 2 + 10, 2 * 32 + 2 * 32 // 4 + 3)
     vocab = plan.shape_of(model()).vocab_size
     assert plan.activations(trained, 40, 10, c, "cpu") == 40 * 4 * (2 * block + rest) + 40 * vocab * 12
     assert plan.activations(trained, 40, 10, half, "cpu") == 40 * 3 * (2 * block + rest) + 40 * vocab * 12
     assert plan.activations(frozen, 40, 10, c, "cpu") == 2 * 40 * 4 * block
-    kept = Held("policy", model(gradient_checkpointing=True), OptimConfig())
+    kept = ModelInMemory("policy", model(gradient_checkpointing=True), OptimConfig())
     assert plan.activations(kept, 40, 10, c, "cpu") == 40 * 4 * (2 * 32 + block + rest) + 40 * vocab * 12
     assert plan.kept_floats(plan.shape_of(model()), 10, "cuda") == (8 * 32 + 3 * 48, 96)
 

@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import forked
+
 from trailmark.methods import method_names
 from trailmark.tasks import task_names
 
@@ -28,13 +30,13 @@ def test_a_task_of_your_own(tmp_path):
         "eval.every=2",
     ]
     for line in (words, ["tasks", "check", "guess:Guess"]):
-        done = subprocess.run([sys.executable, "-c", command, *line], cwd=tmp_path, capture_output=True, text=True)
+        done = forked.run([sys.executable, "-c", command, *line], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "make test" in readme and (ROOT / ".ci/run").read_text().strip().endswith("make test")
 
 
 def test_a_reward_of_your_own(tmp_path):
-    """The command as it stands, for a few steps."""
+    """The command as it stands, for a few steps, in a new interpreter."""
     section = (ROOT / "README.md").read_text().split("## A reward of your own")[1]
     rows, function, command = re.findall(r"^```\w*\n(.*?)^```$", section, re.S | re.M)
     (tmp_path / "rows.jsonl").write_text(rows)
@@ -55,7 +57,7 @@ def test_the_same_reward_from_python(tmp_path):
     rows = [{"prompt": f"Sing of the {w}: ", "vowels": "aeiou"} for w in words]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "mine.py").write_text(code)
-    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     curve = [float(line.split()[1]) for line in done.stdout.splitlines()]
     assert len(curve) == 30 and sum(curve[-3:]) > 2 * sum(curve[:3]) > 0
@@ -85,7 +87,7 @@ def test_the_api_page_and_its_notebook():
     page = re.findall(r"```python\n(.*?)```", (ROOT / "docs/api.md").read_text(), re.S)
     cells = [c for c in json.loads((ROOT / "docs/api.ipynb").read_text())["cells"] if c["cell_type"] == "code"]
     assert ["".join(c["source"]) for c in cells] == [code.strip("\n") for code in page]
-    done = subprocess.run([sys.executable, "-c", "\n".join(page)], capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", "\n".join(page)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "->" in done.stdout
 
@@ -97,12 +99,13 @@ def test_links_of_the_docs_lead_somewhere():
 
 
 def test_the_floors_that_slow_tests_look_for_stand_on_their_pages():
-    pages = {"README": "README.md", "OWN_LPR": "docs/lpr.md", "REFLECT": "docs/from/reflect-rl.md"}
-    pages |= {name.upper(): f"docs/from/{name}.md" for name in ("oreo", "lpr", "vrcli")}
+    pages = {"README": "README.md", "REFLECT": "docs/from/reflect-rl.md"}
+    for name in ("oreo", "lpr", "vrcli"):
+        pages |= {name.upper(): f"docs/from/{name}.md", f"{name.upper()}_PAGE": f"docs/{name}.md"}
     tree = ast.parse((ROOT / "tests/docs/test_floors.py").read_text())
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "floor"]
     wanted = [(ast.unparse(c.args[0]), ast.literal_eval(c.args[1])) for c in calls]
-    assert len(wanted) >= 8
+    assert len(wanted) >= 11
     for page, pattern in wanted:
         assert re.search(pattern, (ROOT / pages[page]).read_text().replace("\n", " ")), (page, pattern)
 

@@ -133,7 +133,8 @@ def test_the_sixth_method_as_a_package_installed_with_pip(tmp_path, monkeypatch)
         )
         recipe["seats"]["actor"]["function"] = "judge.py:act"
         Path("r.yaml").write_text(json.dumps(recipe))
-        for words in (["train", "r.yaml", "--dry-run"], ["train", "r.yaml"], ["report", "run"], ["stages", "r.yaml"]):
+        report = ["report", "run", "--no-plots"]
+        for words in (["train", "r.yaml", "--dry-run"], ["train", "r.yaml"], report, ["stages", "r.yaml"]):
             done = CliRunner().invoke(app, words)
             assert done.exit_code == 0, (words, done.output)
         assert "lessons" in done.stdout and "policy" in done.stdout

@@ -115,6 +115,15 @@ def test_a_template_cannot_read_what_is_not_given(tokenizer):
             apply_template(tokenizer, TALK, True, text)
 
 
+def test_a_special_token_of_a_megabyte_is_part_of_the_work(monkeypatch):
+    """A tokenizer's own words go into the text too: once for each message, a thousand times a megabyte."""
+    own, asked = tiny_tokenizer(), []
+    own.bos_token = "b" * 1_000_000
+    monkeypatch.setattr(templates.WORKER, "render", lambda *given: asked.append(given) or "")
+    apply_template(own, TALK * 25, True, "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}")
+    assert asked
+
+
 def test_a_process_that_fails_before_the_template_ran_is_replaced(tokenizer, monkeypatch):
     def broken(*_, **__):
         raise TypeError("__init__() missing 1 required positional argument: 'environment'")

@@ -1,6 +1,7 @@
 """A run that somebody else made chooses no code that is run here; code that a person named runs without a question."""
 
 import contextlib
+import py_compile
 import shutil
 import sys
 from pathlib import Path
@@ -187,3 +188,37 @@ def test_from_python_a_run_is_asked_about_and_a_name_is_not(downloaded):
     trust._Said.of_runs.clear()
     get_task("own_world:Make")
     assert Path("RAN").exists()
+
+
+INNER = "from . import helper\nfrom beside import other\nfrom pathlib import Path\n"
+INNER += "Path('RAN').touch()\ndef score(prompt, answer, row):\n    return 1.0\n"
+
+
+@pytest.mark.parametrize("changed", ["pack/__init__.py", "pack/helper.py", "beside/__init__.py", "beside/other.py"])
+def test_code_whose_package_has_changed_is_not_run_again(downloaded, changed):
+    for file in ("pack/__init__.py", "pack/helper.py", "beside/__init__.py", "beside/other.py"):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text("")
+    Path("pack/inner.py").write_text(INNER)
+    rename(EVIL["inner"])
+    again = lambda: [sys.modules.pop(m) for m in [*sys.modules] if m.split(".")[0] == "beside"]
+    words = ["train", "made/recipe.yaml", "out=again", "--dry-run"]
+    for more, code in ((["--trust"], 0), ([], 0)):
+        done = call(*words, *more)
+        assert done.exit_code == code and Path("RAN").exists(), done.stderr
+        forget(), again()
+    Path(changed).write_text("# another one\n")
+    assert call(*words).exit_code == 2 and not Path("RAN").exists()
+
+
+@pytest.mark.parametrize("name", ["own_world:Make", "pack.inner:Make"])
+def test_bytecode_beside_trusted_code_is_not_run(downloaded, name):
+    """Bytecode that says of itself that it need not be compared with its source."""
+    where = Path(name.partition(":")[0].replace(".", "/") + ".py")
+    source = where.read_text()
+    where.write_text(source + "open('FOREIGN', 'w')\n")
+    py_compile.compile(str(where), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    where.write_text(source)
+    rename({"task": {"name": name, "options": {}}})
+    assert call("eval", "made", "--trust").exit_code == 0
+    assert Path("RAN").exists() and not Path("FOREIGN").exists()

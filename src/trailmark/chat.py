@@ -70,15 +70,6 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
-    """`at`: the first assistant message, past or next, whose prompt does not begin with everything before it."""
-
-    ok: bool
-    at: int | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Turn:
     message: int
     prompt: str
@@ -249,24 +240,6 @@ def answered(
     ending = t.encode(lead + end, end)
     behind = t.encode(tail.removeprefix(lead + end), end)
     return Answered((*given, *said, *ending, *behind), (len(given), over), over + len(ending))
-
-
-def extends(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own", **options: Any) -> Extension:
-    """Whether each prompt of this conversation begins with everything that the model has seen and written before."""
-    turns = (t := _Template(tokenizer, template, options)).turns(messages)
-    prompts = [(turn.message, turn.prompt) for turn in turns[1:]]
-    if turns and turns[-1].message < len(messages) - 1:
-        prompts.append((len(messages), t.text(messages, prompt=True)))
-    for before, (at, prompt) in zip(turns, prompts):
-        if not prompt.startswith(before.full):
-            k = next((k for k, (a, b) in enumerate(zip(prompt, before.full)) if a != b), len(prompt))
-            return Extension(
-                False,
-                at,
-                f"the prompt of message {at} has {str(t.controls.shown(prompt[k : k + 40]))!r} where the model saw or "
-                f"wrote {str(t.controls.shown(before.full[k : k + 40]))!r} up to message {before.message}",
-            )
-    return Extension(True)
 
 
 def sequences(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own", **options: Any) -> list[Rendered]:

@@ -1,15 +1,24 @@
 """Questions about episodes that more than one package asks: which were won, which belong together, which rewards are
-equal."""
+equal, and which few of many to look at."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
-from trailmark.types import Episode, Scored
+from trailmark.types import Episode, Failed, Invalid, Scored
 
+T = TypeVar("T")
 SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
+
+
+def evenly(things: Sequence[T], most: int) -> list[T]:
+    """At most `most` of the things: the first, the last and evenly between."""
+    if len(things) <= most or most < 2:
+        return list(things[: max(most, 1)])
+    return [things[round(i * (len(things) - 1) / (most - 1))] for i in range(most)]
 
 
 def won(e: Episode) -> bool:
@@ -18,6 +27,13 @@ def won(e: Episode) -> bool:
     if not isinstance(outcome, Scored):
         return False
     return outcome.reward > 0 if outcome.success is None else outcome.success
+
+
+def counted(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How many episodes there are, and how many of them are scored, invalid and failed."""
+    kinds = {"scored": Scored, "invalid": Invalid, "failed": Failed}
+    counts = {name: sum(isinstance(e.outcome, kind) for e in episodes) for name, kind in kinds.items()}
+    return {"episodes": len(episodes), **counts}
 
 
 def by_group(episodes: Iterable[Episode]) -> dict[str, list[Episode]]:

@@ -78,6 +78,11 @@ def shorten(text: str, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 3] + "…"
 
 
+def first_line(problem: BaseException) -> str:
+    """What an error of another library says in its first line, or its kind."""
+    return (str(problem).strip() or type(problem).__name__).splitlines()[0][:200].rstrip(".")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for the closest known name, or the list of known names when nothing is close."""
     names = sorted(known)

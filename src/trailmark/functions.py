@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import RecipeError, nearest
-from trailmark.trust import code_file, import_module, may_run
+from trailmark.trust import FromSource, code_file, import_module, may_run
 
 
 def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], Path]:
@@ -42,19 +41,11 @@ def function_file(path: str) -> Path | None:
     return code_file(path) if where else None
 
 
-class _FromSource(importlib.machinery.SourceFileLoader):
-    """Compiles the file as it is now. Python identifies stored bytecode by time and length, so a file that was edited
-    within a second and kept its length would give the old code."""
-
-    def path_stats(self, path: Any) -> Any:
-        raise OSError("no stored bytecode")
-
-
 def _from_file(file: Path, key: str) -> Any:
     if not file.is_file():
         raise RecipeError(f"{key}: there is no file {file}.")
     name = f"_own_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
+    spec = importlib.util.spec_from_file_location(name, file, loader=FromSource(name, str(file)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -35,9 +35,9 @@ from trailmark.learn.budget import CHUNK, places
 from trailmark.learn.checkpoint import seed_all
 from trailmark.memory import free_memory, size
 from trailmark.methods import get_method
-from trailmark.methods.base import Held, Method
+from trailmark.methods.base import Method, ModelInMemory
+from trailmark.models.context_limit import context_of, text_config
 from trailmark.models.load import describe, pick_device, shape_of
-from trailmark.models.reach import context_of, text_config
 from trailmark.runs.store import Run
 from trailmark.seats.names import fix_names
 from trailmark.seats.open import watching
@@ -125,7 +125,7 @@ def make_plan(config: RunConfig, probe: bool = True) -> Plan:
 
 
 def _part(name: str, cls: type[Method], config: Any, probe: bool) -> Part:
-    held = cls.holds(config)
+    held = cls.models_in_memory(config)
     device = pick_device(config.model.device)
     part = Part(name, config.steps, Memory(device=device, free=free_memory(device)))
     count_models(part.memory, held, config)
@@ -170,7 +170,7 @@ def _part(name: str, cls: type[Method], config: Any, probe: bool) -> Part:
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-def count_models(memory: Memory, held: Sequence[Held], config: Any) -> None:
+def count_models(memory: Memory, held: Sequence[ModelInMemory], config: Any) -> None:
     """Everything that does not depend on a batch."""
     away = config.learner.offload if memory.device.startswith("cuda") else []
     for h in held:
@@ -242,7 +242,7 @@ def kept_keys(c: Any, engine: Any, item: int, device: str) -> float:
     return engine.max_num_seqs * (2 * c.num_hidden_layers * _widths(c)[3] * capacity * item + 4 * c.vocab_size)
 
 
-def activations(h: Held, tokens: int, row: int, config: Any, device: str) -> float:
+def activations(h: ModelInMemory, tokens: int, row: int, config: Any, device: str) -> float:
     """Bytes for a micro-batch of `tokens` in rows of `row`: what is kept for the backward pass, and the logits that
     exist at once."""
     c, item = _shape(h.model), BYTES[h.model.dtype]
@@ -323,7 +323,7 @@ def _measure(part: Part, method: Method, engines: Watched, probe: bool) -> list[
     if probe:
         return _probe(part, method, engines, steps)
     try:
-        drawn = [method.drawn(step) for step in range(1, steps + 1)]
+        drawn = [method.unscored_samples(step) for step in range(1, steps + 1)]
         samples = [s for step in drawn for s in step or []]
     except NotImplementedError:
         samples, drawn = [], [None]

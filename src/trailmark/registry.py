@@ -1,8 +1,8 @@
-"""What there is by name: methods, worlds, formats, rewards, commands, quickstarts.
+"""What there is by name: methods, worlds, formats, rewards, engines, commands, quickstarts.
 
 A package of ours says what it brings in its file `provides.py`, as texts that are imported when they are needed:
 
-    PROVIDES = {"methods": {"oreo": "trailmark.methods.oreo.method:OreoMethod"}, "recipes": {"oreo": "…:OreoRecipe"}}
+    PROVIDES = {"methods": {"sft": "trailmark.methods.sft:SftMethod"}, "recipes": {"sft": "…configs:SftRecipe"}}
 
 Packages of other people say it as entry points (`trailmark.methods`, `trailmark.tasks`, `trailmark.rewards`,
 `trailmark.formats`, `trailmark.commands`). So nothing outside of a paper's folder knows the paper.
@@ -23,6 +23,7 @@ from trailmark.errors import RecipeError
 Kind = Literal[
     "methods", "recipes", "tasks", "formats", "rewards", "players", "warnings", "end_warnings",
     "commands", "data", "quickstarts", "markers", "answers", "metrics", "study_data",
+    "leaderboards", "varied", "advice", "engines",
 ]  # fmt: skip
 ROOT = Path(__file__).parent
 

@@ -13,6 +13,7 @@ decision    1 / k_t                  T                      the mean over tokens
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -207,17 +208,6 @@ def class_sample(
 def pair(chosen: Sample, rejected: Sample, unit: str) -> list[Sample]:
     """Two samples as the two sides of one preference; the pair's mass is 1."""
     return [
-        Sample(
-            chosen.tokens, chosen.streams, {"weight": 1.0}, chosen.laws, chosen.episode, chosen.group, unit, "chosen"
-        ),
-        Sample(
-            rejected.tokens,
-            rejected.streams,
-            {"weight": 0.0},
-            rejected.laws,
-            rejected.episode,
-            rejected.group,
-            unit,
-            "rejected",
-        ),
+        replace(chosen, mass={"weight": 1.0}, unit=unit, role="chosen"),
+        replace(rejected, mass={"weight": 0.0}, unit=unit, role="rejected"),
     ]

@@ -6,7 +6,6 @@ they are at the top. ReAct texts name their steps instead ("Thought 1:", "Action
 which it ends.
 
     split_steps, step_spans    by delimiters; the steps cover the text
-    named_steps                where the steps of a stored ReAct response begin (format `react`); they cover it too
     react_steps                the steps of a ReAct solution that a model wrote, without what belongs to no step
 """
 
@@ -24,7 +23,6 @@ from trailmark.types import Episode, Tokens
 
 LINES = ("\n",)
 SENTENCES = ("\n", ". ", ".$ ")
-NAMED = re.compile(r"^(Thought|Action|Observation) ?[0-9]*:", re.MULTILINE)
 TYPED = re.compile(r"^(Thought|Action|Observation|SubQuestion|Answer) ?[0-9]*:", re.MULTILINE)
 NAMES = {"react": ("Thought", "Action", "Observation"), "questions": ("SubQuestion", "Answer")}  # by way of splitting
 OPENS = {  # the beginning of a line that opens a step, and the end of a prompt that opens one
@@ -58,20 +56,6 @@ def step_spans(text: str, ends: Sequence[str] = LINES) -> list[tuple[int, int]]:
 def split_steps(text: str, ends: Sequence[str] = LINES) -> list[str]:
     """The steps of a text. Joined, they give the text."""
     return [text[a:b] for a, b in step_spans(text, ends)]
-
-
-def named_steps(response: str, prompt: str = "") -> list[tuple[int, str]]:
-    """Where each step of a ReAct response begins, and what it is: Thought, Action, Observation or Unknown."""
-    found = list(NAMED.finditer(response))
-    opened = [m[1] for m in NAMED.finditer(prompt) if not prompt[m.end() :].strip()]
-    steps: list[tuple[int, str]] = []
-    if not found or response[: found[0].start()].strip():
-        steps.append((0, opened[0] if opened else "Unknown"))
-    for m, after in zip(found, [*(n.start() for n in found[1:]), len(response)]):
-        says = response[m.start() + len(m[1]) : after].strip()
-        if len(says) >= 5 or m[0] == "Thought 1:" or not steps:
-            steps.append((m.start() if steps else 0, m[1]))
-    return steps
 
 
 class ReactStep(NamedTuple):

@@ -67,14 +67,15 @@ def _applied(tokenizer: Any, messages: Any, prompt: bool, template: str | None, 
     text = tokenizer.get_chat_template(template, more.get("tools"))
     if not isinstance(text, str):
         raise TypeError("it is not a text")
-    size = len(repr((messages, more))) + len(text)
+    words = tokenizer.special_tokens_map
+    size = len(repr((messages, more, words))) + len(text)
     longest, known = LETTERS + TIMES * size, bound(text)
     if known is not None and (known[0] + known[1] * len(messages)) * size <= WORK:
         made = tokenizer.apply_chat_template(messages, **asked)
         if len(made) <= longest:
             return made
         raise TemplateLimit(TOO_LONG)
-    return WORKER.render(text, messages, prompt, {**tokenizer.special_tokens_map, **more}, longest)
+    return WORKER.render(text, messages, prompt, {**words, **more}, longest)
 
 
 def _by_jinja(tokenizer: Any) -> bool:

@@ -152,7 +152,7 @@ def play_in_terminal(person_play: PersonPlay, ask: Callable[[], str | None], say
         except TaskError as why:
             say(f"The world refuses this: {why}\n")
             continue
-        say(f"(reward {paid(step)})\n")
+        say(f"(reward {reward_text(step)})\n")
         show(step.observation, say)
 
 
@@ -161,7 +161,7 @@ def _run_command(word: str, person_play: PersonPlay, say: Callable[[str], None])
         say(HELP)
     elif word == "history":
         steps = [step for _, step in person_play.played]
-        lines = [f"{i + 1}. {person_play.name_of(i)}: {paid(step)}" for i, step in enumerate(steps)]
+        lines = [f"{i + 1}. {person_play.name_of(i)}: {reward_text(step)}" for i, step in enumerate(steps)]
         say("\n".join(lines or ["nothing yet"]) + "\n")
     elif not person_play.played:
         say("There is nothing to undo.\n")
@@ -184,8 +184,8 @@ def show(seen: Observation, say: Callable[[str], None]) -> None:
     say(text if text.endswith("\n") else text + "\n")
 
 
-def paid(step: Step) -> str:
-    """What a step paid; by side where there are several."""
+def reward_text(step: Step) -> str:
+    """The reward of a step; by side where there are several."""
     if not isinstance(step.reward, Mapping):
         return f"{step.reward:g}"
     return ", ".join(f"{side} {reward:g}" for side, reward in step.reward.items())

@@ -12,6 +12,7 @@ import ast
 import contextlib
 import hashlib
 import importlib
+import importlib.machinery
 import os
 import re
 import sys
@@ -24,6 +25,29 @@ from trailmark.errors import RecipeError
 
 TRUST = "--trust"
 SIGNS = ("checkpoints", "episodes", "metrics.jsonl", "versions.json", ".lock")  # of a run, beside its recipe
+
+
+class FromSource(importlib.machinery.SourceFileLoader):
+    """Compiles the file as it is now. Bytecode beside it may be that of other code: somebody may have put it there,
+    and Python knows its own by time and length alone."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("no stored bytecode")
+
+
+class _Sources:
+    """Finds modules that are not installed, and reads their sources: these are what a person may have read."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+        finder = importlib.machinery.PathFinder
+        spec = None if name.partition(".")[0] == "trailmark" else finder.find_spec(name, path, target)
+        if spec is None or spec.origin is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
+            return None
+        if _installed(Path(spec.origin)):
+            return None
+        spec.loader = FromSource(spec.name, spec.origin)
+        return spec
 
 
 class _Said:
@@ -72,6 +96,8 @@ def may_run(name: str, key: str) -> None:
     if name in registry.ours("players").values():
         return
     file = code_file(name)
+    if _Sources not in sys.meta_path:
+        sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _Sources)
     free = _Said.words is None and (name not in _Said.of_runs or name in _Said.of_files)
     if free or _Said.everything or _is_named(name):
         if file is not None and (mark := _mark(name, file)) is not None:
@@ -147,6 +173,32 @@ def source_text(file: Path) -> bytes:
     return text
 
 
+def _package_text(name: str, file: Path) -> bytes:
+    """The files of the package that `name` is in, and of packages beside it that are imported. An installed package is
+    its own."""
+    where = name.rpartition(":")[0] or name
+    parts = [] if where.endswith(".py") else where.split(".")[: None if file.name == "__init__.py" else -1]
+    root = file.resolve().parents[len(parts)]
+    seen = [file.resolve()]
+    if _installed(root):
+        return b""
+    for path in seen:
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            continue
+        names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+        names += [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level]
+        for first in sorted({*parts[:1], *(n.partition(".")[0] for n in names)}):
+            files = [root / f"{first}.py", *sorted((root / first).rglob("*.py"))]
+            seen += [f.resolve() for f in files if f.is_file() and f.resolve() not in seen]
+    return b"".join(path.read_bytes() for path in seen[1:])
+
+
+def _installed(file: Path) -> bool:
+    return "site-packages" in file.parts or any(file.is_relative_to(p) for p in {sys.prefix, sys.base_prefix})
+
+
 def _spec(name: str, places: Sequence[str] | None) -> Any:
     """What Python would import under a full name. `places` are the folders of the package above it."""
     from importlib.machinery import PathFinder
@@ -172,7 +224,7 @@ def _mark(name: str, file: Path) -> Path | None:
     """The file that remembers this code: an empty file, whose name is a hash of name, place and content."""
     try:
         home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        text = f"{name}\n{file.resolve()}\n".encode() + source_text(file)
+        text = f"{name}\n{file.resolve()}\n".encode() + source_text(file) + _package_text(name, file)
     except (OSError, RuntimeError):  # no home, or a file that cannot be read
         return None
     return home / "trailmark" / "trusted" / hashlib.sha256(text).hexdigest()

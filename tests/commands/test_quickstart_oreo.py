@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.commands import quickstart
 from trailmark.commands.app import app
+from trailmark.methods import quickstart
 from trailmark.runs.store import read_segment
 
 SHORT = {

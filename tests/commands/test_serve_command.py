@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 
+import forked
 import httpx
 import openai
 import pytest
@@ -18,7 +19,7 @@ def start():
     made = []
 
     def start(*words, **env):
-        process = subprocess.Popen(command(*words), env={**ENV, **env}, stdout=subprocess.PIPE, text=True)
+        process = forked.Popen(command(*words), env={**ENV, **env}, stdout=subprocess.PIPE, text=True)
         made.append(process)
         line = process.stdout.readline()
         assert line, "it did not start"

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from trailmark import fault_points
-from trailmark.commands import quickstart
 from trailmark.commands.app import app
+from trailmark.methods import quickstart
 from trailmark.runs.diff import diff_runs
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
@@ -141,6 +141,7 @@ def test_a_quickstart(here):
     }
     here.setattr(quickstart, "further", short.__getitem__)
     here.setattr("trailmark.methods.oreo.quickstart.SUMS", 20)
+    here.setattr("trailmark.report.plots._save", lambda figure, path: path)  # drawing takes a second
     Path("rows.jsonl").write_text('{"prompt": "1+1?\\n", "response": "2", "reward": 1}\n')
     words = ["quickstart", "--method", "oreo", "--out", "q"]
     for point in ("file.half", "collected.after#2", "checkpoint.begin#2"):

@@ -3,16 +3,16 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
+import forked
 import pytest
 from data_fixtures import packages, rows, script, teaching, tree, write_tree
 from typer.testing import CliRunner
 
 from trailmark import formats
 from trailmark.commands.app import app
-from trailmark.formats.messages import read_messages
+from trailmark.formats.conversations import read_messages
 from trailmark.methods.reflect.decisions import FIVE, read_decisions
 from trailmark.methods.reflect.explore.explorer import Explorer
 from trailmark.methods.reflect.explore.make import STAGES
@@ -410,7 +410,7 @@ def test_killed_on_the_way(tmp_path):
         command = [sys.executable, "-m", "trailmark", "data", "auto-explore", *words]
         for point in POINTS:
             env = {**os.environ, "TRAILMARK_KILL_AT": point}
-            assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL, point
+            assert forked.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL, point
         lost = 1  # the answer that was not yet stored at answers.before
         torn = tmp_path / "killed" / "answers.jsonl"
         torn.write_bytes(torn.read_bytes() + b'{"key": "half an ans')
@@ -476,7 +476,8 @@ class Scripted:
 
     def __new__(cls, lm):
         from trailmark.engines.base import Completion
-        from trailmark.engines.local import LocalEngine, Written
+        from trailmark.engines.local import LocalEngine
+        from trailmark.engines.running import Written
 
         class Engine(LocalEngine):
             async def sample(self, request, on_token=None, top=0, party=None):

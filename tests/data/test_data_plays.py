@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
 import sys
 
+import forked
 import pytest
 from data_fixtures import rows, teaching, tree
 from typer.testing import CliRunner
@@ -90,9 +90,9 @@ def test_plays_are_kept_as_they_finish(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     make(whole, "--starts", "5")
     words = [sys.executable, "-m", "trailmark", "data", "taxi", "--out", str(killed), "--starts", "5"]
-    died = subprocess.run(words, env={**os.environ, "TRAILMARK_KILL_AT": "play.after#3"}, capture_output=True)
+    died = forked.run(words, env={**os.environ, "TRAILMARK_KILL_AT": "play.after#3"}, capture_output=True)
     assert died.returncode == -9 and len((killed / "plays.partial.jsonl").read_text().splitlines()) == 3
-    done = subprocess.run(
+    done = forked.run(
         words, env={**os.environ, "TRAILMARK_KILL_AT": "play.after#3"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr  # two were left, so there is no third

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from trailmark.chat import render
 from trailmark.commands.app import app
 from trailmark.config import resolve
-from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.methods.online_configs import PolicyGradientRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.methods.sft import conversation_samples
 from trailmark.methods.vrcli.stories.leaks import leaked, without_header

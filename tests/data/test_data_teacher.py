@@ -6,8 +6,7 @@ import json
 import pytest
 from data_fixtures import teaching
 
-from trailmark.ask.client import Refused, Unusable, run_limited
-from trailmark.ask.engines import open_teacher
+from trailmark.ask.client import Refused, Unusable, open_teacher, run_limited
 from trailmark.ask.store import Store
 from trailmark.errors import DataError, TrailmarkError, Unfinished
 from trailmark.methods.reflect.teacher import Exchange, Moment, Server, read_choice

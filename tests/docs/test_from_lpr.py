@@ -198,6 +198,13 @@ def test_the_papers_recipes_hold_the_papers_numbers(name, sft, prm, dpo, margin,
         (0.2, 0.3, 0, False) if logiqa else (0.2, 0.5, 8, True)
     )
     assert (c.read.skip, c.pairs.right_pairs) == (([], "after") if logiqa else (["Action"], "before"))
+    assert (c.eval.split, c.eval.n) == (("dev", None) if logiqa else ("val", 500))  # no question is asked twice
+
+
+def test_recipes_with_strict_solutions_count_equal_ones_once():
+    strict = [c for p in (ROOT / "recipes").glob("lpr-*.yaml") if (c := resolved(p.stem)) and
+              getattr(getattr(c, "clean", None), "react", None) == "strict"]  # fmt: skip
+    assert {c.name for c in strict} == {"lpr-reclor", "lpr-logiqa2-round2"} and all(c.clean.distinct for c in strict)
 
 
 def test_questions_of_one_s_own(tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ from trailmark.commands.app import app
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, load_recipe, resolve
 from trailmark.engines.local import LocalEngine
-from trailmark.evaluate.searched import load_values
 from trailmark.methods import get_method
 from trailmark.models.load import load_model
+from trailmark.score.value_models import load_values
 
 PAGE = (ROOT / "docs/from/oreo.md").read_text()
 SHAPE = {"family": "llama", "layers": 1, "width": 32, "heads": 2, "context": 4096}

@@ -47,6 +47,8 @@ def test_ipo_takes_the_sums_that_the_page_says(per, weight):
 
 CORRECTED = {
     "studies/lpr-puzzle-notes.md": (r"one policy, drawn twice", r"had no ceiling", r"DPO, beta 1\.0, 3e-4"),
+    "studies/lpr-puzzle.md": (r"no\w* .* about DPO and pDPO may be read", r"\(lpr-converged\.md\)"),
+    "studies/lpr-converged.md": (r"\| SFT, any of 8 right \|", r"p, corrected \(Holm\)", r"seeds 20, 21, 22, 23, 24"),
     "studies/vrcli-laptop.md": (r"\| random guest \|", r"\| last guest \|", r"is the ceiling of `trained`"),
     "evidence/vrcli.md": (r"is not shown to help", r"\+0\.96 \[-0\.23, 2\.27\]", r"reward"),
     "from/lpr.md": (r"process DPO \(pDPO\)", r"options are not all different is left out by default"),

@@ -5,10 +5,10 @@ import gzip
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import yaml
 from from_pages import answering, prefers_more_words
 
@@ -63,7 +63,7 @@ def test_the_commands_of_the_page(tmp_path):
             shutil.copytree(tmp_path / "runs/vrcli-laptop/checkpoints/000002/policy", tmp_path / "base")
         with answering(prefers_more_words) if words[0] == "judge" else contextlib.nullcontext("") as url:
             run = [sys.executable, "-m", "trailmark", *(w.replace("http://127.0.0.1:8000", url) for w in words)]
-            done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+            done = forked.run(run, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, (command, done.stdout + done.stderr)
         said[command] = done.stdout
     of = lambda start: next(said[c] for c in commands if c.startswith(start))
@@ -84,7 +84,7 @@ def test_the_equation_by_hand(tmp_path):
     (text,) = re.findall(r"```python\n(# by_hand\.py.*?)```", (ROOT / "docs/vrcli.md").read_text(), re.S)
     (tmp_path / "by_hand.py").write_text(text)
     run = [sys.executable, "by_hand.py"]
-    said = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    said = forked.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     scorer = TextScorer(load_model(ModelConfig(name="tiny")).freeze())
     ours = scorer.improvement("Why?", "Why? In summary: a hen.", "So.", "text")
     assert abs(float(said) - ours) < 1e-4 and ours != 0

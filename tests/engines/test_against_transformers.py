@@ -124,4 +124,4 @@ def test_every_token_is_what_transformers_would_write(make_lm, monkeypatch, fami
 
     asyncio.run(all_of_them())
     assert len(checked) > 20 and sum(checked) > 100
-    assert (engine.reused > 0) == (ahead and not fixed)
+    assert (engine.counts.reused > 0) == (ahead and not fixed)

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ServerConfig
-from trailmark.engines.http import EngineStatus, HttpEngine, http_engine
+from trailmark.engines.http import EngineStatus, HttpEngine
 from trailmark.engines.http_client import address
 from trailmark.score.values import HttpValues, Line
+from trailmark.seats.open import connect
 
 PATH, VERSION = "/openai/deployments/gpt-4/chat/completions", "2024-10-21"
 
@@ -100,7 +101,7 @@ def test_a_deployment_in_a_recipe_and_a_wrong_key(azure, monkeypatch):
     url, refused = azure
     monkeypatch.setenv("AZURE_KEY", "secret")
     base = f"{url}/openai/deployments/gpt-4?api-version={VERSION}"
-    engine = http_engine(ServerConfig(address=base, model="gpt-4", api_key_env="AZURE_KEY"))
+    engine = connect(ServerConfig(address=base, model="gpt-4", api_key_env="AZURE_KEY"))
     said = [{"role": "user", "content": "hi"}]
     assert asyncio.run(engine.chat(said))[0].text == "Where am I? Action: 1" and not refused
     with pytest.raises(EngineStatus, match="answered 401: Access denied"):

@@ -29,7 +29,7 @@ def plain(n=2, most=24):
 def test_the_same_tokens_a_step_behind(make_lm, ahead, monkeypatch, asked):
     lm = make_lm("llama")
     behind = LocalEngine(lm, 4, 128)
-    assert behind._ahead is not None
+    assert behind.decoder._ahead is not None
     got = run(behind, asked)
     monkeypatch.setattr(local, "AHEAD", False)
     want = run(LocalEngine(lm, 4, 128), asked)

@@ -23,12 +23,12 @@ from trailmark.engines.http import (
     EngineStatus,
     EngineTimeout,
     HttpEngine,
-    http_engine,
 )
 from trailmark.engines.http_client import address
 from trailmark.engines.local import LocalEngine
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play, solo
+from trailmark.seats.open import connect
 from trailmark.tasks.taxi import Taxi
 from trailmark.types import Failed, SamplingLaw, Scored
 
@@ -119,9 +119,9 @@ def test_a_recipe_section(url, monkeypatch):
     config = ServerConfig(address=url, model="tiny", api_key_env="TEST_KEY")
     monkeypatch.delenv("TEST_KEY", raising=False)
     with pytest.raises(EngineError, match="actor.api_key_env: the environment variable TEST_KEY is not set"):
-        http_engine(config, key="actor")
+        connect(config, key="actor")
     monkeypatch.setenv("TEST_KEY", "k")
-    assert asyncio.run(http_engine(config).chat([{"role": "user", "content": "hi"}], max_tokens=3))[0].tokens
+    assert asyncio.run(connect(config).chat([{"role": "user", "content": "hi"}], max_tokens=3))[0].tokens
 
 
 def test_a_server_that_is_killed_fails_episodes_and_scores_none(tmp_path):
@@ -333,7 +333,7 @@ def test_servers_that_know_messages_only():
         return {"choices": [{"message": {"content": body["messages"][0]["content"][::-1]}, "finish_reason": "stop"}]}
 
     with fake([(200, answer)]) as (url, seen):
-        engine = quick(url, chat=True)
+        engine = quick(url + "/v1/chat/completions")
         (done,) = ask(engine, Request(tuple(TOKENIZER.encode("abc")), max_tokens=5))[0]
         assert done.text == "cba" and done.logp == () and seen[0][0] == "/v1/chat/completions"
         assert set(seen[0][2]) == {"model", "messages", "n", "max_tokens", "temperature", "top_p", "seed"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trailmark.engines import local, prefill
+from trailmark.engines import drawing, prefill
 from trailmark.engines.base import EngineError, Request, publish, run
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.prefill import cpu_parts
@@ -114,9 +114,10 @@ def test_samples_that_move_to_other_slots_write_the_same(make_lm, family, monkey
     ]
     moved, computed = [], []
     engine = LocalEngine(lm, slots=16, max_len=128, fixed=False)
-    move, step = engine._cache.move, engine._next
-    monkeypatch.setattr(engine._cache, "move", lambda a, b, n: (moved.append((a, b)), move(a, b, n)))
-    monkeypatch.setattr(engine, "_next", lambda index, *a: (computed.append(len(index)), step(index, *a))[1])
+    decoder = engine.decoder
+    move, step = decoder.cache.move, decoder._next
+    monkeypatch.setattr(decoder.cache, "move", lambda a, b, n: (moved.append((a, b)), move(a, b, n)))
+    monkeypatch.setattr(decoder, "_next", lambda index, *a: (computed.append(len(index)), step(index, *a))[1])
     got = run(engine, asked)
     want = [run(LocalEngine(lm, slots=2, max_len=128), [r])[0] for r in asked]
     for a, b in zip(sum(want, []), sum(got, [])):
@@ -129,7 +130,7 @@ def test_samples_that_move_to_other_slots_write_the_same(make_lm, family, monkey
 def test_noise_of_several_tokens_at_once_is_that_of_one_at_a_time(make_lm, monkeypatch):
     lm, asked = make_lm("llama"), requests()
     at_once = run(LocalEngine(lm, slots=8, max_len=128), asked)
-    monkeypatch.setattr(local, "NOISE_AHEAD", 1)
+    monkeypatch.setattr(drawing, "NOISE_AHEAD", 1)
     assert run(LocalEngine(lm, slots=8, max_len=128), asked) == at_once
 
 
@@ -150,7 +151,7 @@ def test_which_prompts_a_cpu_computes_together():
 def test_one_prefill_per_distinct_prompt(make_lm):
     engine = LocalEngine(make_lm("gpt2"), slots=4, max_len=128)
     run(engine, [Request((1, 2, 3), n=9, max_tokens=4, key=str(k)) for k in range(5)] + [Request((4, 5), max_tokens=4)])
-    assert engine.prefills == 2 and engine.decoded == 46 * 4
+    assert engine.counts.prefills == 2 and engine.counts.decoded == 46 * 4
     keys = [c.tokens for c in sum(run(engine, [Request((1, 2, 3), n=20, max_tokens=4)]), [])]
     assert len(set(keys)) == 20  # samples of one request are drawn apart
 
@@ -243,7 +244,7 @@ def test_callers_that_go_away_free_their_slots(make_lm):
         return await engine.sample(Request((3,), max_tokens=3))
 
     assert len(asyncio.run(leave())[0].tokens) == 3
-    assert engine.decoded < 100
+    assert engine.counts.decoded < 100
     assert len(run(engine, [Request((1, 2), max_tokens=4)])[0][0].tokens) == 4  # also after its event loop has ended
     with pytest.raises(EngineError):
         run(engine, [Request((1, 2), max_tokens=400), Request(tuple(range(200)) * 3)])
@@ -255,15 +256,14 @@ def test_stop_strings_of_many_bytes(make_lm):
     stop = "完了完了完了"
     word = lm.tokenizer.encode(stop)
 
-    class Says(LocalEngine):
-        def _draw(self, logits, lives):
-            for live in lives:
-                if live is not None:
-                    live.tokens.append(word[len(live.tokens) % len(word)])
-                    live.logp.append(0.0)
-                    live.logq.append(0.0)
+    def draw(logits, samples):
+        for sample in samples:
+            if sample is not None:
+                sample.add(word[len(sample.tokens) % len(word)], 0.0, 0.0)
 
-    done = run(Says(lm, 4, 128), [Request((1,), max_tokens=60, stop_strings=(stop,))])[0][0]
+    engine = LocalEngine(lm, 4, 128)
+    engine.decoder.drawer.draw = draw
+    done = run(engine, [Request((1,), max_tokens=60, stop_strings=(stop,))])[0][0]
     assert done.stop == "stop_string" and done.text == "" and len(done.tokens) == len(word)
 
 
@@ -294,8 +294,8 @@ def test_a_prefill_waits_for_more_prompts_and_changes_no_token(make_lm):
     plain, free = LocalEngine(lm, slots=16, max_len=64), LocalEngine(lm, slots=16, max_len=64, fixed=False)
     free.prefiller.free = True
     passes = []
-    prefill = free._prefill
-    free._prefill = lambda: (passes.append(len(free._waiting)), prefill())
+    scheduler, prefill = free.scheduler, free.scheduler.prefill
+    scheduler.prefill = lambda: (passes.append(len(scheduler.waiting)), prefill())
 
     async def one_after_the_other(engine):
         tasks = []

@@ -9,7 +9,7 @@ import torch
 from trailmark.engines import local
 from trailmark.engines.base import Request, publish, run
 from trailmark.engines.local import LocalEngine
-from trailmark.engines.prefix_cache import Kept, prefix_hashes
+from trailmark.engines.prefix_cache import PrefixCache, prefix_hashes
 from trailmark.types import SamplingLaw
 
 FAMILIES = ["llama", "gpt2", "mistral", "gemma"]
@@ -47,7 +47,7 @@ def test_conversations_write_the_same_with_and_without_reuse(make_lm, ahead, fam
     lm.model.double()
     law = SamplingLaw(temperature=0.8)
     without = LocalEngine(lm, 8, 256, fixed=False)
-    without.reuse = False
+    without.decoder.reuse = False
     want, asked = talk(without, law, most=most)
     engine = LocalEngine(lm, 8, 256, fixed=False)
     got, _ = talk(engine, law, most=most)
@@ -55,21 +55,21 @@ def test_conversations_write_the_same_with_and_without_reuse(make_lm, ahead, fam
         for x, y in zip(a, b, strict=True):
             assert (x.tokens, x.text, x.stop) == (y.tokens, y.text, y.stop)
             assert x.logp == pytest.approx(y.logp, abs=1e-10)
-    assert (without.computed, without.reused) == (asked, 0)
-    assert engine.computed + engine.reused == asked
-    assert engine.computed < 0.6 * asked
+    assert (without.counts.computed, without.counts.reused) == (asked, 0)
+    assert engine.counts.computed + engine.counts.reused == asked
+    assert engine.counts.computed < 0.6 * asked
 
 
 def test_more_people_than_slots_lose_reuse_and_nothing_else(make_lm, ahead):
     lm = make_lm("llama")
     lm.model.double()
     without = LocalEngine(lm, 2, 256, fixed=False)
-    without.reuse = False
+    without.decoder.reuse = False
     want, asked = talk(without, SamplingLaw(), people=6)
     engine = LocalEngine(lm, 2, 256, fixed=False)
     got, _ = talk(engine, SamplingLaw(), people=6)
     assert [[c.tokens for c in p] for p in got] == [[c.tokens for c in p] for p in want]
-    assert engine.computed + engine.reused == asked
+    assert engine.counts.computed + engine.counts.reused == asked
 
 
 def test_weights_that_change_make_slots_forget(make_lm, ahead):
@@ -84,13 +84,13 @@ def test_weights_that_change_make_slots_forget(make_lm, ahead):
     publish(engine, 1)
     (got,) = run(engine, [Request(longer, SamplingLaw(temperature=0.0), 1, 8)])[0]
     (want,) = run(LocalEngine(lm, 4, 128), [Request(longer, SamplingLaw(temperature=0.0), 1, 8)])[0]
-    assert engine.reused == 0 and got.tokens == want.tokens
+    assert engine.counts.reused == 0 and got.tokens == want.tokens
 
 
 def test_fixed_shapes_never_reuse(make_lm, ahead):
     engine = LocalEngine(make_lm("llama"), 8, 256, fixed=True)
     talk(engine, SamplingLaw())
-    assert engine.reused == 0
+    assert engine.counts.reused == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,7 +110,7 @@ def test_a_long_prompt_in_chunks_is_the_same_prompt(make_lm, ahead, family):
 
 
 def test_the_longest_beginning_is_found_and_a_taken_slot_is_not():
-    kept = Kept()
+    kept = PrefixCache()
     kept.add(0, range(100), (40, 99))
     kept.add(1, [*range(60), 7, 7], (60, 62))
     assert kept.find(list(range(120))) == (0, 99)

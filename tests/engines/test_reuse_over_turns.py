@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from trailmark.engines import local
+from trailmark.engines import decoder, local
 from trailmark.engines.base import EngineError, Request, publish, run
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.prefill import CPU_PASS, GPU_PREFILL, WORTH, Prefiller, cpu_parts
-from trailmark.engines.prefix_cache import LEAST, Kept
+from trailmark.engines.prefix_cache import LEAST, PrefixCache
 from trailmark.models.attention import Slots
 from trailmark.types import SamplingLaw
 
@@ -25,7 +25,7 @@ def pair(make_lm, monkeypatch):
     monkeypatch.setattr(local, "AHEAD", True)
     lm = make_lm("llama", dtype=torch.float64)
     engines = [LocalEngine(lm, 8, 256, fixed=False) for _ in range(2)]
-    engines[1].reuse = False
+    engines[1].decoder.reuse = False
     return engines
 
 
@@ -53,9 +53,9 @@ def test_several_samples_go_on_from_the_one_that_was_chosen(pair, follow):
     prompts, got = talk(engine, 4, follow, n=3, max_tokens=5)
     same(got, talk(plain, 4, follow, n=3, max_tokens=5)[1])
     # The slot of the chosen sample holds its prompt and all of its five tokens but the last.
-    assert engine.reused == sum(len(p) + 4 for p in prompts[:-1])
-    assert engine.computed == len(START) + 3 * (1 + 4) and plain.computed == sum(map(len, prompts))
-    assert engine.prefills == plain.prefills == 4
+    assert engine.counts.reused == sum(len(p) + 4 for p in prompts[:-1])
+    assert engine.counts.computed == len(START) + 3 * (1 + 4) and plain.counts.computed == sum(map(len, prompts))
+    assert engine.counts.prefills == plain.counts.prefills == 4
 
 
 def test_stop_texts_and_stop_tokens_over_turns(pair):
@@ -64,7 +64,7 @@ def test_stop_texts_and_stop_tokens_over_turns(pair):
     prompts, got = talk(engine, 5, lambda t: t % 2, **asked)
     same(got, talk(plain, 5, lambda t: t % 2, **asked)[1])
     assert any(c.stop == "stopped" and len(c.tokens) > 1 for turn in got for c in turn)
-    assert engine.reused > 0 and engine.computed + engine.reused == sum(map(len, prompts))
+    assert engine.counts.reused > 0 and engine.counts.computed + engine.counts.reused == sum(map(len, prompts))
 
 
 def test_decisions_among_labels_keep_their_prompts(pair):
@@ -73,7 +73,7 @@ def test_decisions_among_labels_keep_their_prompts(pair):
     law = SamplingLaw(allowed=(5, 6, 7))
     prompts, got = talk(engine, 4, lambda t: 0, n=1, max_tokens=1, law=law)
     same(got, talk(plain, 4, lambda t: 0, n=1, max_tokens=1, law=law)[1])
-    assert engine.reused == sum(map(len, prompts[:-1])) and engine.computed == len(START) + 3 * 5
+    assert engine.counts.reused == sum(map(len, prompts[:-1])) and engine.counts.computed == len(START) + 3 * 5
     assert {c.tokens[0] for turn in got for c in turn} <= {5, 6, 7}
 
 
@@ -90,7 +90,7 @@ def test_a_slot_that_waits_while_others_write_keeps_what_it_holds(pair, size, la
         longer = (*prompt, *first[0].tokens, 8)
         answers.append([first, other, *run(engine, [Request(longer, law, 1, most, key="second")])])
     same(*answers)
-    assert pair[0].reused == size + most - 1 and pair[1].reused == 0
+    assert pair[0].counts.reused == size + most - 1 and pair[1].counts.reused == 0
 
 
 def test_a_pass_does_not_write_over_what_the_next_pass_reads(make_lm, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_pass_does_not_write_over_what_the_next_pass_reads(make_lm, monkeypatc
     monkeypatch.setattr(local, "AHEAD", True)
     lm, law = make_lm("llama", dtype=torch.float64), SamplingLaw(allowed=(5, 6, 7))
     engines = [LocalEngine(lm, 20, 256, fixed=False, prefill_rows=32) for _ in range(2)]
-    engines[1].reuse = False
+    engines[1].decoder.reuse = False
     prompts = [tuple(3 + (j * (k + 2)) % 50 for j in range(70)) for k in range(20)]
     answers = []
     for engine in engines:
@@ -107,7 +107,7 @@ def test_a_pass_does_not_write_over_what_the_next_pass_reads(make_lm, monkeypatc
         longer = [(*p, *a[0].tokens, *range(3, 6 if k < 4 else 43)) for k, (p, a) in enumerate(zip(prompts, first))]
         asked = [Request(p, law, max_tokens=1, key=f"second {k}") for k, p in enumerate(longer)]
         answers.append([*first, *run(engine, asked)])
-    assert engines[0].reused == 20 * 70
+    assert engines[0].counts.reused == 20 * 70
     same(*answers)
 
 
@@ -118,17 +118,17 @@ def test_prompts_of_several_passes_are_all_kept(pair):
     prompts = [tuple(3 + (j * (k + 2)) % 50 for j in range(70)) for k in range(8)]
     for more in ((), (8, 9)):
         run(engine, [Request((*p, *more), SamplingLaw(allowed=(5, 6)), max_tokens=1) for p in prompts])
-    assert engine.reused == 8 * 70
+    assert engine.counts.reused == 8 * 70
 
 
 def test_short_prompts_are_not_worth_keeping(pair):
     engine, _ = pair
-    short = START[: local.WORTH_KEEPING - 1]
+    short = START[: decoder.WORTH_KEEPING - 1]
     for prompt in (short, (*short, 5, 6)):
         run(engine, [Request(prompt, SamplingLaw(allowed=(5, 6)), max_tokens=1)])
-    assert engine.reused == 0
+    assert engine.counts.reused == 0
     run(engine, [Request((*short, 5, 6, 7), SamplingLaw(allowed=(5, 6)), max_tokens=1)])
-    assert engine.reused == len(short) + 2  # the second was long enough
+    assert engine.counts.reused == len(short) + 2  # the second was long enough
 
 
 @pytest.mark.parametrize("after", [1, 2, 5])
@@ -145,15 +145,16 @@ def test_a_client_that_goes_leaves_a_slot_that_can_be_used(pair, after):
         task = asyncio.create_task(engine.sample(Request(START, max_tokens=60, key="gone"), listen))
         with pytest.raises(asyncio.CancelledError):
             await task
-        while engine._pump_task is not None and not engine._pump_task.done():
+        while engine.scheduler._task is not None and not engine.scheduler._task.done():
             await asyncio.sleep(0)
 
     asyncio.run(leaves())
-    assert after <= len(heard) < 60 and engine._rows == [None] * 8
+    assert after <= len(heard) < 60 and engine.decoder.running == [None] * 8
     longer = (*START, *heard, 8, 9)
     asked = [Request(longer, n=2, max_tokens=6, key="next")]
     same(run(engine, asked), run(plain, asked))
-    assert engine.reused >= (len(START) if after > 1 else 0) and engine.computed + engine.reused == 70 + len(longer)
+    counts = engine.counts
+    assert counts.reused >= (len(START) if after > 1 else 0) and counts.computed + counts.reused == 70 + len(longer)
 
 
 def test_weights_may_not_change_during_a_conversation_and_later_nothing_is_left(pair):
@@ -168,14 +169,14 @@ def test_weights_may_not_change_during_a_conversation_and_later_nothing_is_left(
         return await task
 
     (done,) = asyncio.run(during())
-    assert engine.version == 0 and engine._kept.find((*START, *done.tokens)) is not None
+    assert engine.version == 0 and engine.decoder.prefixes.find((*START, *done.tokens)) is not None
     publish(engine, 1)
-    assert engine.version == 1 and engine._kept.find((*START, *done.tokens)) is None
+    assert engine.version == 1 and engine.decoder.prefixes.find((*START, *done.tokens)) is None
 
 
 def test_what_is_found_is_what_a_search_of_all_beginnings_finds():
     draw = np.random.default_rng(0)
-    kept, held = Kept(), {}  # beginning -> the first slot that holds it
+    kept, held = PrefixCache(), {}  # beginning -> the first slot that holds it
     base, hits = draw.integers(0, 3, 90), 0
     for _ in range(300):
         row = int(draw.integers(6))

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.evaluate.stats import mean_of
 from trailmark.methods.vrcli.chapters import ENDS, clean, common_subsequence, measures, rouge_l
 from trailmark.methods.vrcli.pairwise import read_metrics
+from trailmark.stats.intervals import mean_of
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -7,16 +7,8 @@ from itertools import permutations, product
 import pytest
 
 from trailmark.errors import DataError
-from trailmark.evaluate.choices import (
-    best_of,
-    by_start,
-    choose_row,
-    chosen_option,
-    order_row,
-    predictions,
-    steps_of,
-    vote,
-)
+from trailmark.evaluate.choices import best_of, by_start, choose_row, steps_of, vote
+from trailmark.tasks.logic.choices import chosen_option, order_row, predictions
 from trailmark.types import Annotation, Episode, Invalid, Scored, Task, Turn
 
 RULES = {

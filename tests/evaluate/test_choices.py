@@ -9,17 +9,9 @@ from typer.testing import CliRunner
 from trailmark import formats
 from trailmark.commands.app import app
 from trailmark.errors import DataError, ModelError, RunError
-from trailmark.evaluate.choices import (
-    best_of,
-    choose_row,
-    chosen_option,
-    order_row,
-    predictions,
-    steps_of,
-    vote,
-    write_predictions,
-)
+from trailmark.evaluate.choices import best_of, choose_row, steps_of, vote
 from trailmark.evaluate.run import summarise
+from trailmark.tasks.logic.choices import chosen_option, order_row, predictions, write_predictions
 from trailmark.types import Annotation, Episode, Invalid, Scored, Task, Turn
 
 LABELS = {"p": 1, "q": 0}
@@ -167,6 +159,11 @@ def test_orders_sets_and_a_leaderboard_from_the_command_line(data, tmp_path):
     ]  # fmt: skip
     said = CliRunner().invoke(app, [*words, "--max-tokens", "2"]).stdout
     assert "1 questions left out (repeated options: twice)" in said
+    again = "note: tiny: split 'val' has 3 starts, fewer than asked for: some were played again."
+    for n, samples in ((5, 1), (3, 2)):
+        more = ("--n", str(n), "--samples", str(samples), "--max-tokens", "2")
+        said = CliRunner().invoke(app, [*words, *more], env={"COLUMNS": "200"}).stdout
+        assert (again in said) == (n == 5)
     test = [*words[:-1], "test", "--leaderboard", str(tmp_path / "p.npy")]
     done = call(*test)
     assert done.exit_code == 0 and np.load(tmp_path / "p.npy").tolist() == [0, 0, 0]

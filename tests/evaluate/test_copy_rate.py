@@ -5,8 +5,8 @@ import json
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.evaluate.copy_rate import copy_rate, named
 from trailmark.evaluate.run import summarise
+from trailmark.methods.reflect.copy_rate import copy_rate, named
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.store import to_json
 from trailmark.tasks import get_task

@@ -234,6 +234,7 @@ def test_bad_input_is_a_sentence(trained, tmp_path):
         (["eval", "--episodes", str(tmp_path / "empty")], "holds no episodes"),
         (["eval", "--episodes", str(tmp_path / "bad.jsonl")], "bad.jsonl:1: key 'id': is missing"),
         (["eval", "--episodes", str(trained / "group"), "--task", "taxi"], "takes no --task"),
+        (["eval", "--episodes", str(trained / "group"), "--chat", "--n", "2"], "takes no --n or --chat"),
         (["compare", str(trained / "group")], "two or more runs or files"),
         (["compare", str(trained / "group"), str(trained / "returns"), "--episodes", "sft"], "holds neither sft nor"),
     ]:

@@ -6,11 +6,11 @@ import os
 import pty
 import re
 import socket
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import forked
 import pytest
 from typer.testing import CliRunner
 
@@ -165,7 +165,7 @@ def on_a_terminal(words, columns):
     """What a person sees: the command on a terminal of so many columns."""
     mine, theirs = pty.openpty()
     env = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
-    done = subprocess.Popen(
+    done = forked.Popen(
         [sys.executable, "-m", "trailmark", *map(str, words)], stdout=theirs, stderr=theirs, env=env
     )
     os.close(theirs)

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.errors import DataError
-from trailmark.evaluate.choices import choose_row, order_row, predictions
+from trailmark.evaluate.choices import choose_row
+from trailmark.tasks.logic.choices import order_row, predictions
 from trailmark.types import Episode, Failed, Invalid, Scored, Task, Turn
 
 OPTIONS = ["w", "x", "y", "z"]

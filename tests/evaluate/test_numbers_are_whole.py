@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from trailmark.evaluate import output
 from trailmark.evaluate.tables import grid
 from trailmark.methods.vrcli.commands import improvement, judge, write
+from trailmark.terminal import output
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def narrow(monkeypatch):
 
 def test_a_wide_table_keeps_its_numbers():
     """Also those of an interval, which stand behind a blank."""
-    from trailmark.evaluate.output import print_table
+    from trailmark.terminal.output import print_table
 
     cells = [f"{14.353 + k:.3f} [-10.125, {20.5 + k:.3f}]" for k in range(6)]
     table = Table("", *(f"arm {k}" for k in range(12)))

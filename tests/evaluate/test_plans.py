@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
 from trailmark.errors import DataError
-from trailmark.evaluate.stats import mean_of
 from trailmark.methods.vrcli.plans import (
     beside,
     context,
@@ -25,6 +24,7 @@ from trailmark.methods.vrcli.plans import (
 )
 from trailmark.models.load import load_model
 from trailmark.score.likelihood import TextScorer
+from trailmark.stats.intervals import mean_of
 
 TALKS = [("Why?", "Because of the rain."), ("Who?", "It was the old hen."), ("When?", "Long before the dawn."),
          ("Where?", "Under the stone bridge.")]  # fmt: skip

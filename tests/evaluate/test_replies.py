@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from trailmark.engines.scripted import ScriptedEngine
-from trailmark.evaluate.prompted import Prompted, read_choice
-from trailmark.evaluate.replies import read_reply
+from trailmark.evaluate.read_action import read_reply
 from trailmark.evaluate.run import summarise
+from trailmark.evaluate.zero_shot import ZeroShot, read_choice
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play_starts, start_all
-from trailmark.seats.reference_players import best_label
+from trailmark.rollout.reference_players import best_label
 from trailmark.tasks import get_task
 from trailmark.types import Turn
 
@@ -47,7 +47,7 @@ STYLES = {
 
 
 @dataclass
-class Oracle(Prompted):
+class Oracle(ZeroShot):
     """Knows the best action of a world and says it in a style."""
 
     style: object = None

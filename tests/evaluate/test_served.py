@@ -14,8 +14,8 @@ from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
-from trailmark.evaluate.prompted import Prompted, read_choice
 from trailmark.evaluate.run import evaluate
+from trailmark.evaluate.zero_shot import ZeroShot, read_choice
 from trailmark.methods.reflect.play import Talk, two_players
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
@@ -135,10 +135,10 @@ def engine():
 def test_a_served_model_plays_as_it_does_here(react, temperature):
     """Same weights behind the server and in this process: the same replies, actions, success."""
     source, law = get_task("taxi", mode="pickup", history="none"), SamplingLaw(temperature)
-    here = Prompted(react)
+    here = ZeroShot(react)
     local = evaluate(source, [Seat("policy", engine(), law, 12)], here.protocol(), n=6)
     with serving(engine(), "tiny") as url:
-        there = Prompted(react)
+        there = ZeroShot(react)
         seat = Seat("policy", HttpEngine(url, "tiny"), law, 12, kind="remote")
         served = evaluate(source, [seat], there.protocol(), n=6)
     said = lambda report: [[(t.text, t.tokens, t.action) for t in e.turns] for e in report.episodes]

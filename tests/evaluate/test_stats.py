@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from trailmark.evaluate.distributions import incomplete_beta, normal_quantile, t_cdf, t_quantile
-from trailmark.evaluate.stats import (
+from trailmark.stats.distributions import incomplete_beta, normal_quantile, t_cdf, t_quantile
+from trailmark.stats.intervals import (
     Interval,
     bootstrap,
     crossed,

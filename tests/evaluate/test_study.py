@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -362,7 +363,7 @@ REAL = [
 
 def real(folder, *more, seeds="0,1", **env):
     command = [sys.executable, "-m", "trailmark", *REAL, "--seeds", seeds, "--out", str(folder), *more]
-    return subprocess.Popen(
+    return forked.Popen(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         stdout=subprocess.PIPE,

@@ -195,7 +195,7 @@ def round_stages(root, number, judge):
         Stage(play.name, played, {"seed": number}, start),
         Stage(label.name, labelled, {"judge": judge.fingerprint}, {"play": play}),
         Stage(shape.name, shaped, {"gamma": 0.99}, {"label": label}),
-        training_stage(train.name, EpoTraining, config, root, inputs={"shape": shape, **start}),
+        training_stage(train.name, config, root, inputs={"shape": shape, **start}, method=EpoTraining),
     ]
 
 

@@ -21,9 +21,8 @@ from trailmark.formats.scored import pair_sides, tie_pairs
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods.base import Method
 from trailmark.methods.collect import collect_starts
-from trailmark.methods.configs import PreferenceRecipe
+from trailmark.methods.offline_configs import PreferenceRecipe
 from trailmark.methods.pipeline import training_stage
-from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
 from trailmark.objectives import Classify, Pairwise
 from trailmark.rollout.branch import Point, branch_starts
@@ -174,10 +173,10 @@ def lpr(root, tasks=6, n=8, margin=1e-3, seed=0):
         Stage("states", states, settings, {"solutions": at["solutions"]}),
         Stage("completions", completions, {**settings, "k": K}, {"states": at["states"]}),
         Stage("values", values, {}, {"completions": at["completions"], "solutions": at["solutions"]}),
-        training_stage("head", StepHead, head, root, inputs={"values": at["values"]}),
+        training_stage("head", head, root, method=StepHead, inputs={"values": at["values"]}),
         Stage("scores", scores, {"classes": [2, 3]}, {"head": at["head"]}),
         Stage("pairs", pairs, {"margin": margin}, {"scores": at["scores"]}),
-        training_stage("dpo", PreferenceMethod, dpo, root, inputs={"pairs": at["pairs"]}),
+        training_stage("dpo", dpo, root, inputs={"pairs": at["pairs"]}),
     ]
 
 

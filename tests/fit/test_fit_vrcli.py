@@ -14,7 +14,7 @@ from trailmark.config import LearnerConfig, ModelConfig, resolve
 from trailmark.credit import group_relative
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.learn.learner import Learner
-from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.methods.online_configs import PolicyGradientRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
 from trailmark.methods.vrcli.judge import LikelihoodJudge

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.errors import DataError
-from trailmark.formats.messages import read_messages
+from trailmark.formats.conversations import read_messages
 
 TALK = [{"role": "user", "content": "What is the weather?"}, {"role": "assistant", "content": "Fine."}]
 CALL = [{"type": "function", "function": {"name": "weather", "arguments": "{}"}}]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from trailmark import formats
 from trailmark.errors import DataError
-from trailmark.formats.messages import count_rows, read_messages
+from trailmark.formats.conversations import count_rows, read_messages
 from trailmark.models.tiny import CHATML, tiny_tokenizer
 from trailmark.samples import chains
 

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from trailmark import formats
 from trailmark.errors import DataError
-from trailmark.methods.lpr.react import is_right
-from trailmark.steps import named_steps
+from trailmark.methods.lpr.react import is_right, named_steps
 from trailmark.types import Failed, Invalid, Scored
 
 PROMPT = "Question:\nWhich?\n\nThought 1: "

@@ -8,7 +8,7 @@ import torch
 from trailmark.config import LearnerConfig
 from trailmark.learn.learner import Learner
 from trailmark.models.layout import lay_out, micro_batches, trie
-from trailmark.models.probe import probe, richest_layout
+from trailmark.models.layout_check import check_layout, richest_layout
 from trailmark.models.readout import Readout
 from trailmark.objectives.base import Objective, Term
 from trailmark.types import Sample, SamplingLaw
@@ -171,7 +171,7 @@ def test_a_header_that_all_share_does_not_make_one_long_line():
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2"])
 def test_probe_passes_where_the_tree_is_exact(make_lm, family):
     lm = make_lm(family, window=6 if family in ("mistral", "gemma2") else None)
-    assert probe(lm, "tree") == probe(lm, "flat") == probe(lm, "left") == ""
+    assert check_layout(lm, "tree") == check_layout(lm, "flat") == check_layout(lm, "left") == ""
 
 
 def test_probe_finds_leaks_and_wrong_positions(make_lm, monkeypatch):
@@ -190,9 +190,9 @@ def test_probe_finds_leaks_and_wrong_positions(make_lm, monkeypatch):
         return out
 
     monkeypatch.setattr(type(lm.base.base_model), "forward", whisper)
-    assert "gradient" in probe(lm, "tree")
+    assert "gradient" in check_layout(lm, "tree")
     monkeypatch.setattr(type(lm.base.base_model), "forward", conv)
-    assert "differ" in probe(lm, "tree")
+    assert "differ" in check_layout(lm, "tree")
     assert richest_layout(lm)[0] == "rows" and "tree packing is not exact" in richest_layout(lm)[1][0]
     monkeypatch.undo()
 
@@ -200,4 +200,4 @@ def test_probe_finds_leaks_and_wrong_positions(make_lm, monkeypatch):
         return own(self, *args, **kwargs)
 
     monkeypatch.setattr(type(lm.base.base_model), "forward", no_positions)
-    assert "differ" in probe(lm, "tree")
+    assert "differ" in check_layout(lm, "tree")

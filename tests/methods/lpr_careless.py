@@ -20,3 +20,8 @@ def careless(prompt, draw):
         new.append(f"{value}{operation}={now}")
         value = now
     return "\n".join([*new, f"#### {value}"])
+
+
+def worse(prompt, draw):
+    """Spoils a solution, whatever it is told."""
+    return "1+1=2\n#### 99"

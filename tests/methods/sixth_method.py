@@ -19,14 +19,13 @@ from pydantic import Field, PositiveInt
 from trailmark.config import Config, EngineConfig, LearnerConfig, RunConfig, SamplingConfig
 from trailmark.credit import leave_one_out, turn_returns
 from trailmark.errors import RecipeError, TaskError
-from trailmark.formats.messages import count_rows, read_rows
+from trailmark.formats.conversations import count_rows, read_rows
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.methods.base import Method
 from trailmark.methods.configs import SftRecipe, TaskConfig
 from trailmark.methods.pipeline import recipe_stage, training_stage
-from trailmark.methods.sft import SftMethod
 from trailmark.objectives import WeightedLogp
 from trailmark.rollout.play import Desk, Protocol, play
 from trailmark.runs.stages import Stage
@@ -69,8 +68,8 @@ async def advised(desk: Desk) -> None:
 
 def write_lessons(hints: str, folder: Path) -> dict[str, int]:
     """Each written hint behind the prompt that the adviser is shown in play."""
-    said = [(messages[0]["content"], messages[-1]["content"]) for _, messages in read_rows(hints)]
-    rows = [{"prompt": ASK.format(prompt=prompt), "response": hint} for prompt, hint in said]
+    pairs = [(messages[0]["content"], messages[-1]["content"]) for _, messages in read_rows(hints)]
+    rows = [{"prompt": ASK.format(prompt=prompt), "response": hint} for prompt, hint in pairs]
     (folder / "lessons.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"rows": len(rows)}
 
@@ -103,7 +102,7 @@ class HintMethod(Method):
         )  # fmt: skip
         return [
             recipe_stage("lessons", write, config, run.path, inputs={"hints": config.hints}),
-            training_stage("policy", SftMethod, recipe, run.path),
+            training_stage("policy", recipe, run.path),
         ]
 
     def __init__(self, config: HintRecipe, run: Run):
@@ -113,7 +112,7 @@ class HintMethod(Method):
         adviser = self.load_first_model()
         self.table = Table(self.seats_of(config), {"adviser": adviser}, config.seed)
         self.learner = Learner({"policy": adviser}, config.learner, total=config.steps)
-        self.told: dict[str, float] = {}
+        self.step_metrics: dict[str, float] = {}
 
     def play(self, tasks: Sequence[Task], version: int, prefix: str, **more: Any) -> list[Episode]:
         self.table.publish(version)
@@ -132,11 +131,11 @@ class HintMethod(Method):
         samples = build_samples(good, "adviser", {"advantage": {e.id: [a] for e, a in zip(good, better)}})
         notes += annotate_turns(samples, good, "adviser", "advantage", "against the other hints")
         self.run.annotate(step, notes)
-        self.told = {**summary(good), **spread(good), **dropped}
+        self.step_metrics = {**summary(good), **spread(good), **dropped}
         yield Update(samples, WeightedLogp(gap=True))
 
     def metrics(self) -> Mapping[str, float]:
-        return self.told
+        return self.step_metrics
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         c = self.config

@@ -16,15 +16,16 @@ from trailmark.config import load_recipe
 from trailmark.episodes import won
 from trailmark.errors import RecipeError
 from trailmark.evaluate.choices import best_of, steps_of
-from trailmark.evaluate.searched import load_values
 from trailmark.methods import resolve_recipe
 from trailmark.methods.lpr.exact import calibration, exact_value
 from trailmark.methods.preference import PreferenceMethod
+from trailmark.methods.quickstart import packaged
 from trailmark.models.lm import LM
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_segment
 from trailmark.score.classes import step_scores
+from trailmark.score.value_models import load_values
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks.puzzle.source import soundness
 
@@ -33,9 +34,9 @@ SMALL = ["teacher.prompts=300", "sft.steps=150", "sample.prompts=20", "sample.n=
          "preference.steps=1", "eval.n=4", "states.shards=2", "model.shape.width=32"]  # fmt: skip
 
 
-def small(file, out, seed):
+def small(out, seed):
     words = [*SMALL, f"out={out}", "preference.final.choose=3", f"preference.final.value={out}/prm-1"]
-    return load_recipe(file, words).raw
+    return load_recipe(packaged("lpr-puzzle"), words).raw
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,8 @@ def road(tmp_path_factory):
     """The folder of a quickstart, with fewer questions and steps."""
     folder = tmp_path_factory.mktemp("choosing")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trailmark.methods.lpr.quickstart._lpr_recipe", small)
+        patch.setattr("trailmark.methods.lpr.quickstart.recipe", small)
+        patch.setattr("trailmark.report.plots._save", lambda figure, path: path)  # drawing takes a second
         done = CliRunner().invoke(app, ["quickstart", "--method", "lpr", "--out", str(folder / "q")])
     assert done.exit_code == 0, done.output
     assert "pDPO, one answer" in done.output and "Read next: docs/lpr.md" in done.output

@@ -28,8 +28,8 @@ from trailmark.run_async import wait
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics, read_segment
+from trailmark.score.value_models import locate_value
 from trailmark.score.values import HeadValues
-from trailmark.seats.locate import locate_value
 from trailmark.steps import step_types
 from trailmark.types import Annotation, Scored
 

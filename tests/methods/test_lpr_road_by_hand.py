@@ -245,7 +245,8 @@ LOW, HIGH = [0.5, 0.5, 0.5], [1.0, 0.5, 0.5]
 
 def test_pairs_of_rewards_that_were_written_down(tmp_path):
     """Products 1/4, 1/8 and 1/4 of right ones, 1/8 of a wrong one; a margin of 0.1 ranks a and c above b."""
-    r = road(tmp_path, prm={"kind": "scalar"}, pairs={"margin": 0.1, "best_of": 2})
+    task = {"name": "arith", "options": {"level": 3}}  # it has enough questions: level 1 looks long for a thousand
+    r = road(tmp_path, prm={"kind": "scalar"}, pairs={"margin": 0.1, "best_of": 2}, task=task)
     said = [("a", True, HIGH), ("b", True, LOW), ("c", True, HIGH), ("w", False, LOW)]
     put(r, [solution(r, n, f"{n}\nx\ny", right) for n, right, _ in said], [s for *_, s in said])
     told = made(stage(r, "pairs"), r.at("pairs"))
@@ -254,7 +255,8 @@ def test_pairs_of_rewards_that_were_written_down(tmp_path):
                     "unscored answers": 0, "chosen answers": 2}  # fmt: skip
     assert [e.id for e in read_segment(r.at("pairs") / "chosen.jsonl")] == ["a", "c"]
     write(tmp_path / "barred.json", '["task g"]')
-    barred = road(tmp_path, prm={"kind": "scalar"}, pairs={"margin": 0.1, "exclude": str(tmp_path / "barred.json")})
+    exclude = {"margin": 0.1, "exclude": str(tmp_path / "barred.json")}
+    barred = road(tmp_path, prm={"kind": "scalar"}, pairs=exclude, task=task)
     made(stage(barred, "pairs"), tmp_path / "second")
     assert [p["chosen"] + p["rejected"] for p in lines(tmp_path / "second")] == ["aw", "bw", "cw"]
 

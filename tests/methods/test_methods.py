@@ -26,12 +26,12 @@ def go(tmp_path, name, **recipe):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("objective", ["weighted_logp", "clipped"])
 def test_a_bandit_of_six_is_learned(tmp_path, seed, objective):
-    """One good arm of six: success rises from about 1/6 to 0.9 well within 200 iterations, for every seed."""
+    """One good arm of six: success rises from about 1/6 to 0.9 within 30 iterations, for every seed."""
     run = go(
-        tmp_path, "bandit", method="policy_gradient", seed=seed, steps=60, prompts_per_step=4, n=8,
+        tmp_path, "bandit", method="policy_gradient", seed=seed, steps=30, prompts_per_step=4, n=8,
         credit="leave_one_out",
         task={"name": "solved", "options": {"kind": "bandit", "actions": 6, "rewards": [0, 0, 0, 1, 0, 0]}},
-        objective={"kind": objective}, learner={"optim": {"lr": 3e-3}}, engine={"max_num_seqs": 8, "max_len": 64},
+        objective={"kind": objective}, learner={"optim": {"lr": 6e-3}}, engine={"max_num_seqs": 8, "max_len": 64},
     )  # fmt: skip
     success = [row["success"] for row in read_metrics(run.path)]
     assert np.mean(success[:3]) < 0.5 and np.mean(success[-10:]) > 0.9
@@ -40,7 +40,7 @@ def test_a_bandit_of_six_is_learned(tmp_path, seed, objective):
 def test_a_tree_is_learned_turn_by_turn(tmp_path):
     """Three binary decisions, each its own turn; discounted returns find the best leaf."""
     run = go(
-        tmp_path, "tree", method="policy_gradient", steps=80, prompts_per_step=8, n=4, credit="returns",
+        tmp_path, "tree", method="policy_gradient", steps=50, prompts_per_step=8, n=4, credit="returns",
         mean="decision",
         task={"name": "solved", "options": {"kind": "tree", "depth": 3, "actions": 2, "seed": 3}},
         objective={"kind": "weighted_logp"}, learner={"optim": {"lr": 3e-3}}, engine={"max_num_seqs": 16,
@@ -49,9 +49,9 @@ def test_a_tree_is_learned_turn_by_turn(tmp_path):
     success = [row["success"] for row in read_metrics(run.path)]
     assert np.mean(success[-10:]) > 0.9 > np.mean(success[:3])
     episodes = list(read_episodes(run.episodes_dir))
-    assert len(episodes) == 80 * 32 and all(isinstance(e.outcome, Scored) for e in episodes)
+    assert len(episodes) == 50 * 32 and all(isinstance(e.outcome, Scored) for e in episodes)
     assert all(len(t.tokens) == 1 and t.law.allowed for e in episodes for t in e.turns)
-    assert {e.turns[0].version for e in episodes} == set(range(80))
+    assert {e.turns[0].version for e in episodes} == set(range(50))
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])

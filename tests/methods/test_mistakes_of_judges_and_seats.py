@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
-from trailmark.methods.configs import OfflineRecipe
 from trailmark.methods.offline import OfflineMethod
+from trailmark.methods.offline_configs import OfflineRecipe
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_episodes, read_segment
 from trailmark.score.config import judge_config
@@ -205,7 +205,7 @@ def test_what_a_judge_notes_lies_beside_every_play_that_it_judged(shell):
         assert notes == want and len(episodes) == 1
     rows = json.loads(shell("eval", "--episodes", "run/evaluation", "--json"))["rows"]
     assert [r["name"] for r in rows] == ["evaluation"]  # annotations are no episodes
-    shell("report", "run")
+    shell("report", "run", "--no-plots")
     page = Path("run/report.html").read_text()
     assert '"vowels"' in page
     Path("rounds.yaml").write_text(yaml.safe_dump({
@@ -244,7 +244,7 @@ async def speak(desk):
 
 
 class Advised(PolicyGradientMethod):
-    asks = ("adviser", "actor")
+    asked_seats = ("adviser", "actor")
 
     @classmethod
     def protocol(cls, config, source):
@@ -376,7 +376,7 @@ def test_seats_that_cannot_play_are_found_by_the_dry_run(shell, seat, said):
     method = """
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 class Own(PolicyGradientMethod):
-    asks = ("policy", "actor")
+    asked_seats = ("policy", "actor")
 """
     Path("own_idle_method.py").write_text(method)
     seats = f"seats={{policy: {{kind: local, trained: true}}, actor: {seat}}}"

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from trailmark.config import resolve
-from trailmark.methods.configs import PreferenceRecipe, SftRecipe
+from trailmark.methods.configs import SftRecipe
+from trailmark.methods.offline_configs import PreferenceRecipe
 from trailmark.methods.oreo.config import RoundsRecipe
 from trailmark.methods.pipeline import Rounds, numbers, recipe_stage, round_of, training_stage
-from trailmark.methods.preference import PreferenceMethod
-from trailmark.methods.sft import SftMethod
 from trailmark.runs.stages import run_stages, stage_state
 from trailmark.runs.store import Run, read_metrics
 
@@ -45,7 +44,7 @@ def test_files_and_models_are_those_that_the_keys_name(tmp_path):
 
 def preference(root, **more):
     given = {"method": "preference", "data": f"{root}/made/train.jsonl", "format": "episodes", **more}
-    return training_stage("policy", PreferenceMethod, resolve(given, PreferenceRecipe), root)
+    return training_stage("policy", resolve(given, PreferenceRecipe), root)
 
 
 def test_a_training_reads_what_its_recipe_names_below_the_folder(tmp_path):
@@ -55,7 +54,7 @@ def test_a_training_reads_what_its_recipe_names_below_the_folder(tmp_path):
     assert "desirable" in found.unread and "desirable" not in preference(tmp_path, objective="kto").unread
     value = {"task": {"name": "arith"}, "final": {"choose": 2, "value": f"{tmp_path}/prm"}}
     recipe = resolve({"method": "preference", "data": "x", "format": "episodes", **value}, PreferenceRecipe)
-    inputs = lambda *unread: training_stage("p", PreferenceMethod, recipe, tmp_path, unread).inputs
+    inputs = lambda *unread: training_stage("p", recipe, tmp_path, unread).inputs
     assert inputs() == {"prm": tmp_path / "prm"} and inputs("final") == {}
 
 
@@ -64,7 +63,7 @@ def test_a_file_of_episodes_is_read_with_its_annotations(tmp_path):
     for name in ("train", "train.annotations"):
         (tmp_path / "made" / f"{name}.jsonl").write_text("{}\n")
     given = {"method": "sft", "data": f"{tmp_path}/made/train.jsonl"}
-    made = training_stage("policy", SftMethod, resolve(given, SftRecipe), tmp_path)
+    made = training_stage("policy", resolve(given, SftRecipe), tmp_path)
     run_stages(tmp_path, [type(made)(made.name, lambda folder: None, made.settings, made.inputs)])
     assert stage_state(tmp_path, made) == "done"
     (tmp_path / "made/train.annotations.jsonl").write_text('{"other": 1}\n')

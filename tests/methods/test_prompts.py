@@ -71,7 +71,7 @@ def test_every_command_works_on_such_a_run(shell):
     stored = read_segment("run/evaluation/000003.jsonl")
     assert row["metrics"]["reward"]["value"] == pytest.approx(sum(e.outcome.reward for e in stored) / len(stored))
     assert "run: verified" in shell("verify", "run")
-    shell("report", "run")
+    shell("report", "run", "--no-plots")
     assert "scored" in shell("inspect", "run/episodes")
 
 

@@ -163,7 +163,7 @@ def test_imitation_alone_has_a_checkpoint_and_can_be_gone_on_from(tmp_path):
     assert [p.name for p in checkpoints.listed(tmp_path / "first/checkpoints")] == ["000000"]
     assert [p.name for p in (tmp_path / "first/evaluation").iterdir()] == ["reflect-sft.jsonl"]
     for name in ("first", "first/policy", "first/reflector"):
-        for words in (["verify"], ["report"], ["eval", "--n", "2", "--json"]):
+        for words in (["verify"], ["report", "--no-plots"], ["eval", "--n", "2", "--json"]):
             done = CliRunner().invoke(app, [words[0], str(tmp_path / name), *words[1:]])
             assert done.exit_code == 0, done.output
     load = {"policy": str(tmp_path / "first"), "reflector": str(tmp_path / "first/reflector")}
@@ -177,8 +177,8 @@ def test_imitation_alone_has_a_checkpoint_and_can_be_gone_on_from(tmp_path):
 
 def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
     """The same commands at toy size: the table, the page, one JSON line, and the same numbers from the episodes."""
-    monkeypatch.setattr("trailmark.methods.reflect.quickstart._recipe", lambda file, out, seed, reflecting: {
-        **SMALL, "out": str(out), "seed": seed, "reflect": reflecting})  # fmt: skip
+    small = lambda name, out, seed: {**SMALL, "out": str(out), "seed": seed}
+    monkeypatch.setattr("trailmark.methods.reflect.quickstart.packaged_recipe", small)
     shell = CliRunner()
     done = shell.invoke(app, ["quickstart", "--out", str(tmp_path / "q")])
     assert done.exit_code == 0, done.output

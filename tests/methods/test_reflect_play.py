@@ -11,7 +11,7 @@ from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Seat, play
-from trailmark.seats.reference_players import oracle_player, random_player
+from trailmark.rollout.reference_players import oracle_player, random_player
 from trailmark.tasks import get_task
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import Scored, Task
@@ -162,11 +162,11 @@ def test_one_forward_for_a_decision(engine):
     """Label scores come from one pass over the prompt: as many prefills as distinct prompts, and nothing is decoded
     after."""
     source = get_task("taxi", mode="pickup", history="none", walls=False)
-    before = engine.prefills
+    before = engine.counts.prefills
     episodes = play(source, source.tasks("all")[:12], [Seat("policy", engine)], how.two_players(how.Talk(False)))
     prompts = {t.prompt for e in episodes for t in e.turns}
     decisions = sum(len(e.turns) for e in episodes)
-    assert len(prompts) <= engine.prefills - before <= decisions
+    assert len(prompts) <= engine.counts.prefills - before <= decisions
     assert all(len(t.tokens) == 1 for e in episodes for t in e.turns)
 
 

@@ -166,14 +166,14 @@ def test_the_memory_holds_successes_first_in_first_out():
     memory = method.Replay(3)
     assert memory.draw(2, (0, 1)) == []
     memory.add([won(0), won(1, False), won(2)])
-    assert [e.id for e in memory.held] == ["e0", "e2"]
+    assert [e.id for e in memory.plays] == ["e0", "e2"]
     memory.add([won(3), won(4, False), won(5, None)])  # a world that reports no success: its reward is positive
-    assert [e.id for e in memory.held] == ["e2", "e3", "e5"]
+    assert [e.id for e in memory.plays] == ["e2", "e3", "e5"]
     assert len(memory.draw(50, (0, 1))) == 50 and {e.id for e in memory.draw(50, (0, 1))} == {"e2", "e3", "e5"}
     assert memory.draw(5, (0, 1)) == memory.draw(5, (0, 1)) != memory.draw(5, (0, 2))
     none = method.Replay(0)
     none.add([won(0)])
-    assert none.held == []
+    assert none.plays == []
 
 
 def test_depth_stages():
@@ -218,11 +218,11 @@ def test_the_taxi_s_thirds(tmp_path):
     demand."""
     run = made(tmp_path)
     assert [run.level_of(k)[0] for k in range(1, 13)] == [0] * 4 + [1] * 4 + [2] * 4
-    run.replay.held = [won(0)]
+    run.replay.plays = [won(0)]
     list(run.updates(1))
-    assert run.replay.held[0].id == "e0"
+    assert run.replay.plays[0].id == "e0"
     list(run.updates(5))
-    assert run.level == 1 and "e0" not in {e.id for e in run.replay.held}
+    assert run.level == 1 and "e0" not in {e.id for e in run.replay.plays}
     alone = made(tmp_path / "alone", curriculum={"kind": "modes", "index": 2})
     assert {alone.level_of(k)[0] for k in range(1, 13)} == {2}
     with pytest.raises(RecipeError, match=r"curriculum\.index is 3, and there are 3 stages"):

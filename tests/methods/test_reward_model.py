@@ -11,8 +11,7 @@ from trailmark import formats
 from trailmark.config import ModelConfig, resolve
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError, ModelError, RecipeError
-from trailmark.evaluate.searched import load_values
-from trailmark.methods.configs import RewardModelRecipe
+from trailmark.methods.offline_configs import RewardModelRecipe
 from trailmark.methods.reward_model import RewardModelMethod, read_answers
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
@@ -22,6 +21,7 @@ from trailmark.run_async import wait
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_metrics
 from trailmark.score.classes import class_numbers, step_outputs
+from trailmark.score.value_models import load_values
 from trailmark.score.values import Line
 from trailmark.seats.names import fix_names
 from trailmark.steps import mark_steps, token_border, without_end

@@ -14,7 +14,7 @@ from trailmark.config import LearnerConfig, resolve
 from trailmark.errors import DataError
 from trailmark.formats import on_demand, turns
 from trailmark.learn.learner import Learner
-from trailmark.methods.configs import RewardModelRecipe
+from trailmark.methods.offline_configs import RewardModelRecipe
 from trailmark.methods.reward_model import (
     HEAD,
     RewardModelMethod,
@@ -218,7 +218,7 @@ def test_epochs_are_steps_and_batches_are_drawn_as_planned(tmp_path, answers):
     method = RewardModelMethod(c, Run.create(tmp_path / "run", "method: x\n"))
     assert method.config.steps == 3 and method.metrics() == {"rows": 4}
     (update,) = method.updates(1)
-    drawn = method.drawn(1)
+    drawn = method.unscored_samples(1)
     assert len(drawn) == 3 and [s.tokens.tolist() for s in update.samples] == [s.tokens.tolist() for s in drawn]
     for probe in (False, True):
         (part,) = make_plan(c, probe).parts
@@ -263,3 +263,15 @@ def test_an_evaluation_is_that_of_a_loop(tmp_path, answers, make_lm, kind):
     name = {"pairwise": "ranking", "scalar": "value"}.get(kind, "cross_entropy")
     assert len(loss) == {"pairwise": 2, "outcome": 4}.get(kind, 7)
     assert got == {"accuracy": pytest.approx(np.mean(right)), name: pytest.approx(np.mean(loss), abs=1e-6)}
+
+
+def test_a_dry_run_counts_the_rows_of_each_file(tmp_path):
+    """Its files hold episodes, which are no conversations."""
+    files = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    for k, file in enumerate(files):
+        file.write_text('{"kind": "episode"}\n' * (k + 1))
+    given = {"method": "reward_model", "out": str(tmp_path / "run"), "model": {"name": "tiny"}}
+    check = lambda data: RewardModelMethod.check(resolve({**given, "data": data}, RewardModelRecipe))
+    assert check(str(files[0])) == [f"data: {files[0]}, 1 rows"]
+    gone = str(tmp_path / "gone.jsonl")
+    assert check([str(files[1]), gone]) == [f"data: {files[1]}, 2 rows", f"data: {gone}, which is not here yet"]

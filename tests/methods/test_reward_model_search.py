@@ -11,9 +11,8 @@ from trailmark.config import ModelConfig, resolve
 from trailmark.engines.base import Request
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.scripted import ScriptedEngine
-from trailmark.evaluate.searched import load_values
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.methods.configs import RewardModelRecipe
+from trailmark.methods.offline_configs import RewardModelRecipe
 from trailmark.methods.reward_model import RewardModelMethod
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
@@ -23,6 +22,7 @@ from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.launch import launch
 from trailmark.runs.store import to_json
 from trailmark.score.classes import class_numbers, step_outputs
+from trailmark.score.value_models import load_values
 from trailmark.steps import mark_steps, step_types, without_end
 from trailmark.types import Annotation, Episode, Scored, Task
 

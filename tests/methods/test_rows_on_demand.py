@@ -11,7 +11,7 @@ from trailmark import chat, formats, progress
 from trailmark.config import resolve
 from trailmark.errors import DataError
 from trailmark.formats import on_demand
-from trailmark.formats.messages import read_rows
+from trailmark.formats.conversations import read_rows
 from trailmark.formats.rows import RowFile
 from trailmark.methods import offline, preference, sft
 from trailmark.methods.batches import Batches, batch_rows

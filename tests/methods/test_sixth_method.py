@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import httpx
 import pytest
 import yaml
@@ -202,7 +203,7 @@ def test_evaluations_on_the_way_and_at_the_end(whole):
 
 
 def test_report_inspect_and_verify(whole):
-    shell("report", "run")
+    shell("report", "run", "--no-plots")
     page = Path("run/report.html").read_text()
     assert "against the other hints" in page and "adviser" in page
     first = next(read_episodes("run/episodes"))
@@ -216,7 +217,7 @@ def test_report_inspect_and_verify(whole):
 
 def test_serve_answers_with_the_adviser(whole):
     command = [sys.executable, "-m", "trailmark", "serve", "run", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = forked.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         found = re.search(r"http://\S+", process.stdout.readline())
         body = {"model": "run", "prompt": "Sing of the sun.\nA hint: ", "max_tokens": 5, "temperature": 0}
@@ -232,7 +233,7 @@ def test_killed_in_its_stage_and_in_its_run_it_is_the_same_run(whole):
     train = [sys.executable, "-m", "trailmark", "train", "recipe.yaml", "out=killed"]
     for words, point in (([], "checkpoint.state"), (["--resume"], "checkpoint.renamed#3")):
         env = {**os.environ, "TRAILMARK_KILL_AT": point}
-        dead = subprocess.run([*train, *words], env=env, capture_output=True, text=True)
+        dead = forked.run([*train, *words], env=env, capture_output=True, text=True)
         assert dead.returncode == -signal.SIGKILL, dead.stderr
         made = Path("killed/stages/policy.json").exists()
         assert made == bool(words), "the first kill is in the stage, the second one in the run"

@@ -13,7 +13,7 @@ from trailmark.config import LearnerConfig, ModelConfig, resolve
 from trailmark.errors import ModelError, RecipeError
 from trailmark.learn.checkpoint import save_model
 from trailmark.learn.learner import Learner
-from trailmark.methods.configs import StepRewards, StepRlRecipe
+from trailmark.methods.online_configs import StepRewards, StepRlRecipe
 from trailmark.methods.step_rl import StepRlMethod, against_group, on_tokens, turn_rewards
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
@@ -168,10 +168,21 @@ def test_the_critic_has_its_own_learning_rate(tmp_path, judge):
 def test_the_advantages_of_a_step_are_those_of_the_definition(tmp_path, judge, algorithm, monkeypatch):
     """Everything is computed again from the samples, token by token, in plain loops."""
     made = []
-    credited = StepRlMethod.credited
-    monkeypatch.setattr(
-        StepRlMethod, "credited", lambda self, s, e, g: made.append((e, credited(self, s, e, g), g)) or made[-1][1]
-    )
+    updates, greedy_of = StepRlMethod.updates, StepRlMethod.greedy
+
+    def greedy(self, step, answers):
+        self.greedy_rewards = greedy_of(self, step, answers)
+        return self.greedy_rewards
+
+    def seen(self, step):
+        for update in updates(self, step):
+            if update.model == "policy":
+                known = {e.id: e for e in read_segment(self.run.episodes_dir / f"{step:06d}.jsonl")}
+                made.extend((known[s.episode], s, getattr(self, "greedy_rewards", {})) for s in update.samples)
+            yield update
+
+    monkeypatch.setattr(StepRlMethod, "greedy", greedy)
+    monkeypatch.setattr(StepRlMethod, "updates", seen)
     c = config(
         tmp_path,
         algorithm=algorithm,
@@ -188,20 +199,18 @@ def test_the_advantages_of_a_step_are_those_of_the_definition(tmp_path, judge, a
         on = np.nonzero(s.streams["weight"])[0]
         st = {k: v[on] for k, v in s.streams.items()}
         ends = {end - 1 for _, end in e.turns[0].steps}
-        assert set(np.nonzero(st["paid"])[0]) <= ends
+        assert set(np.nonzero(st["reward"])[0]) <= ends
         n, price = len(on), 0.2 * (st["old"] - st["ref"])
         if algorithm == "grpo":
-            wanted = [st["paid"][t:].sum() for t in range(n)]
+            wanted = [st["reward"][t:].sum() for t in range(n)]
         elif algorithm == "remax":
-            wanted = [0.9 ** (n - 1 - t) * (st["paid"].sum() - greedy[e.group]) - price[t] for t in range(n)]
+            wanted = [0.9 ** (n - 1 - t) * (st["reward"].sum() - greedy[e.group]) - price[t] for t in range(n)]
         else:
-            r, v = st["paid"] - price, [*st["value"], st["after"][-1] if e.turns[0].stop == "length" else 0.0]
+            r, v = st["reward"] - price, [*st["value"], st["after"][-1] if e.turns[0].stop == "length" else 0.0]
             delta = [r[t] + 0.9 * v[t + 1] - v[t] for t in range(n)]
             wanted = [sum((0.9 * 0.8) ** (k - t) * delta[k] for k in range(t, n)) for t in range(n)]
             assert st["returns"] == pytest.approx(np.array(wanted) + st["value"], abs=1e-9)
         assert st["advantage"] == pytest.approx(np.array(wanted), abs=1e-9)
-        stored = read_segment(tmp_path / "run/episodes/000001.jsonl")
-        assert e.turns[0].steps == next(x for x in stored if x.id == e.id).turns[0].steps
 
 
 def test_a_resumed_run_is_the_run(tmp_path, judge, monkeypatch):

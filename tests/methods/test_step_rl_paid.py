@@ -11,17 +11,20 @@ import torch
 
 from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
-from trailmark.methods.configs import StepRewards, StepRlRecipe
+from trailmark.methods.online_configs import StepRewards
 from trailmark.methods.step_rl import (
     StepJudge,
     StepRlMethod,
     against_group,
+    grpo_credit,
+    judged_steps,
     on_tokens,
     open_rewards,
-    paid_steps,
+    ppo_credit,
+    remax_credit,
     spans_of,
     spread,
-    told,
+    summary_of_steps,
     turn_rewards,
 )
 from trailmark.models.tiny import tiny_tokenizer
@@ -106,7 +109,7 @@ def test_a_group_is_compared_over_all_turns_of_its_answers():
 def group_credit(answers, scores, settings):
     """What the tokens of some answers are paid, by group."""
     earned = {e.id: turn_rewards(e, "policy", scores, settings, WORDS) for e in answers}
-    compared = {e.id: paid_steps(e, "policy", settings, WORDS) for e in answers}
+    compared = {e.id: judged_steps(e, "policy", settings, WORDS) for e in answers}
     return {name: p[0].tolist() for name, p in against_group(answers, earned, "policy", False, compared).items()}
 
 
@@ -132,31 +135,27 @@ def test_types_that_earn_nothing_are_not_compared():
     assert [got[k] for k in ends] == pytest.approx([z, 0.0, -z], abs=1e-8)
     assert sum(map(abs, got)) == pytest.approx(2 * z, abs=1e-8)
     both = StepRewards(model="m", skip=["Action"], right=1.0)
-    assert [m.tolist() for m in paid_steps(play(written(*SAID)), "policy", both, WORDS)] == [[True, False, True, True]]
+    (found,) = judged_steps(play(written(*SAID)), "policy", both, WORDS)
+    assert found.tolist() == [True, False, True, True]
 
 
 def sample(**streams):
     """Two tokens of a prompt and three written ones."""
-    rows = {k: np.array([7.0, 7.0, *v]) if k != "paid" else np.array([0.0, 0.0, *v]) for k, v in streams.items()}
+    rows = {k: np.array([7.0, 7.0, *v]) if k != "reward" else np.array([0.0, 0.0, *v]) for k, v in streams.items()}
     weight = np.array([0.0, 0.0, 1.0, 1.0, 1.0])
     return Sample(np.arange(5), {"weight": weight, **rows}, {"weight": 3.0}, episode="e", group="g")
 
 
-def credited(s, e, greedy=None, **config):
-    method = SimpleNamespace(config=StepRlRecipe(method="step_rl", n=2, **config))
-    return StepRlMethod.credited(method, s, e, greedy or {})
-
-
 def test_credit_of_grpo_is_what_is_paid_at_or_behind_a_token():
-    s = sample(paid=[1.0, -0.5, 2.0], old=[0, 0, 0], ref=[1, 1, 1])
-    got = credited(s, play(written("a")), algorithm="grpo", gamma=0.5).streams["advantage"]
+    s = sample(reward=[1.0, -0.5, 2.0], old=[0, 0, 0], ref=[1, 1, 1])
+    got = grpo_credit(s).streams["advantage"]
     assert got.tolist() == [0, 0, 2.5, 1.5, 2.0]  # neither a discount nor the price of the KL
 
 
 def test_credit_of_remax():
     """(3 - 1) with 0.5 for each token to come, less 0.1 times the gaps 1, 0 and -1."""
-    s = sample(paid=[1.0, 0.0, 2.0], old=[0, 0, 0], ref=[-1, 0, 1])
-    got = credited(s, play(written("a")), {"g": 1.0}, algorithm="remax", gamma=0.5, kl=0.1).streams["advantage"]
+    s = sample(reward=[1.0, 0.0, 2.0], old=[0, 0, 0], ref=[-1, 0, 1])
+    got = remax_credit(s, 1.0, kl=0.1, gamma=0.5).streams["advantage"]
     assert got.tolist() == pytest.approx([0, 0, 0.5 - 0.1, 1.0, 2.0 + 0.1], abs=1e-12)
 
 
@@ -165,9 +164,9 @@ def test_credit_of_remax():
 )
 def test_credit_of_ppo(stop, end):
     """lam 0: delta_t = r_t + gamma V_{t+1} - V_t, where a cut answer goes on with what the critic says of its end."""
-    streams = {"paid": [0.0, 0.0, 1.0], "old": [0, 0, 0], "ref": [-1, 0, 1], "value": [0.1, 0.2, 0.3]}
+    streams = {"reward": [0.0, 0.0, 1.0], "old": [0, 0, 0], "ref": [-1, 0, 1], "value": [0.1, 0.2, 0.3]}
     s = sample(**streams, after=[0.4, 0.5, 0.6])
-    got = credited(s, play(written("a", stop=stop)), algorithm="ppo", gamma=0.5, lam=0.0, kl=0.1)
+    got = ppo_credit(s, stop == "length", kl=0.1, gamma=0.5, lam=0.0)
     delta = [-0.1 + 0.5 * 0.2 - 0.1, 0.5 * 0.3 - 0.2, 1.1 + 0.5 * end - 0.3]
     assert got.streams["advantage"].tolist() == pytest.approx([0, 0, *delta], abs=1e-12)
     returns = [d + v for d, v in zip(delta, streams["value"])]
@@ -176,11 +175,11 @@ def test_credit_of_ppo(stop, end):
     assert got.streams["old_value"].tolist() == s.streams["value"].tolist()
 
 
-def test_spread_and_what_is_told():
+def test_spread_and_what_is_summary_of_steps():
     assert spread(np.array([1.0, 2.0]), np.array([False, True, False, True])).tolist() == [0, 1, 0, 2]
     s = sample(old=[0.0, 1.0, 2.0], ref=[1.0, 1.0, -1.0])
     earned = {"e": [np.array([1.0, 2.0]), np.array([3.0])], "f": [np.array([4.0])]}
-    assert told([s], earned) == {
+    assert summary_of_steps([s], earned) == {
         "step_reward": 2.5, "steps_written": 2.0, "answer_reward": 5.0, "kl_reference": pytest.approx(2 / 3),
     }  # fmt: skip
 
@@ -218,12 +217,12 @@ def test_an_answer_without_steps_is_not_the_best_of_its_group():
 
 def test_a_whole_turn_as_one_step_is_judged_by_the_reward_model():
     method = SimpleNamespace(
-        models={"policy": SimpleNamespace(tokenizer=WORDS)},
+        tokenizer=WORDS,
         config=SimpleNamespace(rewards=StepRewards(model="m", split="turn")),
         seat="policy",
     )
     e = play(replace(written("a\n", "b"), steps=()), written("x", seat="other"))
-    marked = StepRlMethod.marked(method, e)
+    marked = StepRlMethod.stored(method, e)
     assert marked.turns[0].steps == ((0, 3),) and marked.turns[1] == e.turns[1]  # without the token that ends it
     paid = turn_rewards(marked, "policy", {("e", 0): np.array([0.7])}, method.config.rewards)
     assert [p.tolist() for p in paid] == [[0.7]]

@@ -9,7 +9,7 @@ import pytest
 from trailmark.config import ModelConfig, resolve
 from trailmark.learn.checkpoint import save_model
 from trailmark.methods import step_rl
-from trailmark.methods.configs import StepRlRecipe
+from trailmark.methods.online_configs import StepRlRecipe
 from trailmark.methods.step_rl import StepRlMethod
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
@@ -75,7 +75,7 @@ def test_where_the_outcome_is_paid_it_has_that(tmp_path, monkeypatch, judge, alg
     first = next(iter(m.updates(1)))
     assert sorted({s.episode for s in first.samples}) == ["empty", "more", "other", "said"]
     assert m._metrics["answers_without_steps"] == 1
-    paid = {s.episode: float(s.streams["paid"].sum()) for s in first.samples}
+    paid = {s.episode: float(s.streams["reward"].sum()) for s in first.samples}
     if algorithm != "grpo":
         assert paid["empty"] == 1.0
 

@@ -9,7 +9,7 @@ import torch
 
 from trailmark.config import load_recipe, resolve
 from trailmark.methods import get_config, get_method
-from trailmark.methods.configs import VARIANTS
+from trailmark.methods.online_configs import VARIANTS
 from trailmark.methods.policy_gradient import advantages, credit_name, penalised, varied
 from trailmark.models.load import load_model
 from trailmark.runs.launch import launch
@@ -24,7 +24,7 @@ REWARD = "def score(prompt, answer):\n    return 1.0 if 'same' in prompt else su
 class Shifted(get_method("policy_gradient")):
     """Stores old log-probs that are not the model's, so that ratios differ from 1, and keeps the gradient."""
 
-    def marked(self, e):
+    def stored(self, e):
         shifted = [replace(t, logq=tuple(q + SHIFT[k] for k, q in enumerate(t.logq))) for t in e.turns]
         return replace(e, turns=tuple(shifted))
 

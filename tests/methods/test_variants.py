@@ -11,7 +11,7 @@ from trailmark.config import LearnerConfig, load_recipe, resolve
 from trailmark.errors import RecipeError
 from trailmark.learn.learner import Learner
 from trailmark.methods import get_config, get_method
-from trailmark.methods.configs import VARIANTS
+from trailmark.methods.online_configs import VARIANTS
 from trailmark.methods.policy_gradient import penalised, varied, whitened
 from trailmark.objectives import Clipped
 from trailmark.runs.launch import launch

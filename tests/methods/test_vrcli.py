@@ -127,9 +127,10 @@ def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
 
     few = hints.Hints
     monkeypatch.setattr(hints, "Hints", lambda seed: few(6, 4, 1, 30, seed=seed))
+    monkeypatch.setattr("trailmark.report.plots._save", lambda figure, path: path)  # drawing takes a second
     shorter = {"reader": ["steps=2", "batch=4"], "sft": ["steps=1", "batch=2", "eval.every=0"],
                "vrcli": ["steps=1", "prompts_per_step=2", "n=4", "eval.every=0", "engine.max_num_seqs=8"]}  # fmt: skip
-    monkeypatch.setattr("trailmark.commands.quickstart.further", shorter.get)
+    monkeypatch.setattr("trailmark.methods.quickstart.further", shorter.get)
     words = ["quickstart", "--method", "vrcli", "--out", tmp_path / "q", "--seed", 3]
     said = call(*words)
     result = json.loads((tmp_path / "q/quickstart.json").read_text())

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig, resolve
 from trailmark.learn import checkpoint
-from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.methods.online_configs import PolicyGradientRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.models.load import load_model
 from trailmark.runs.annotations import read_beside
@@ -149,7 +149,7 @@ def test_an_evaluation_before_the_first_step(data, monkeypatch):
     said = row["information"] + (row["plan_heading"] + plan if plan else "") + row["write_from_plan"]
     want = TextScorer(lm).improvement(talk(row["information"] + row["write"]), talk(said), row["gold"])
     assert e.outcome.reward == pytest.approx(want / 100, abs=1e-5)
-    for command in (["verify", "run"], ["report", "run"], ["inspect", "run"]):
+    for command in (["verify", "run"], ["report", "run", "--no-plots"], ["inspect", "run"]):
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
     # the likelihoods are computed again, so a false reward is found even if all that is stored agrees with it

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from trailmark.config import EngineConfig, LearnerConfig, ModelConfig
-from trailmark.engines.local import local_engine
 from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner
 from trailmark.models import load
 from trailmark.models.load import check_bf16, load_model
+from trailmark.seats.open import open_engine
 
 
 @pytest.fixture
@@ -40,6 +40,6 @@ def test_model_engine_and_learner_ask(card, make_lm, monkeypatch):
     lm = make_lm("llama")
     monkeypatch.setattr(type(lm), "device", property(lambda self: torch.device("cuda")))
     with pytest.raises(ModelError, match="set engine.dtype to float32 or float16$"):
-        local_engine(lm, EngineConfig(dtype="bfloat16"))
+        open_engine(lm, EngineConfig(dtype="bfloat16"))
     with pytest.raises(ModelError, match="set learner.amp to none$"):
         Learner({"policy": lm}, LearnerConfig(amp="bf16"))

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import LoraConfig, ModelConfig
 from trailmark.models.load import load_model
-from trailmark.models.shards import read_pickled
+from trailmark.models.pickled import read_pickled
 from trailmark.models.tiny import tiny_config, tiny_tokenizer
 
 ZERO = Path(__file__).parent / "zero_shards"
@@ -370,6 +370,22 @@ def test_other_broken_files_of_a_model_are_refused_in_one_sentence(here, file, h
     refuses(file[0], "eval", file, file[0] + ":")
 
 
+@pytest.mark.parametrize("how", ["a device", "a pipe", "a folder"])
+def test_a_further_chat_template_that_never_ends_is_refused(here, how):
+    file = Path("m/additional_chat_templates/tools.jinja")
+    file.parent.mkdir()
+    file.write_text("")
+    JSONS[how](file)
+    for road in ("eval", "convert"):
+        refuses("m", road, str(file))
+
+
+def test_a_special_token_of_a_megabyte_is_refused(here):
+    """All its beginnings would be kept: half a terabyte."""
+    settings("m/tokenizer_config.json", bos_token="b" * 1_000_000)
+    assert "1,000,000 letters" in refuses("m", "eval", "m:")
+
+
 HEADS = {
     "empty": lambda p: p.write_bytes(b""), "text": lambda p: p.write_text("no tensors"),
     "another width": lambda p: save_file({"value.weight": torch.zeros(1, 9)}, p),
@@ -409,6 +425,9 @@ ADAPTERS = {
     "a slow pattern of layers": {"layers_pattern": TARGETS, "layers_to_transform": [0]},
     "a pattern that is a list": {"rank_pattern": [1]},
     "a task that is none": {"task_type": "NONE_SUCH"},
+    "layers without end": {"layer_replication": [[0, 2]] * 200_000},
+    "a range of layers without end": {"layer_replication": [[0, 10**12]]},
+    "ranges of layers that are text": {"layer_replication": ["0-2"]},
     "modules of its own": {"modules_to_save": ["lm_head"]}, "a dropout of text": {"lora_dropout": "x"},
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trailmark.models.attention import Extension, Prefill, Slots
+from trailmark.models.attention import Extension, How, Prefill, Slots
 
 HAD, NEW, COLUMNS, D = [5, 0, 3, 7], [2, 4, 1, 3], 7, 4  # by row: stored tokens, new tokens
 
@@ -44,7 +44,7 @@ def looped(before, q, k, v, row, t, head, scale, window, cap):
 @pytest.mark.parametrize("kv, heads, scale", [(2, 4, None), (1, 3, 0.3), (2, 2, 1.0)])
 def test_against_a_loop(kv, heads, scale, window, cap):
     before, q, k, v = made(kv, heads)
-    got = layout_of(before).attend(SimpleNamespace(layer_idx=3), q, k, v, scale, window, cap)
+    got = layout_of(before).attend(SimpleNamespace(layer_idx=3), q, k, v, How(scale, window, cap))
     for row, new in enumerate(NEW):
         for t in range(new):
             for head in range(heads):
@@ -55,17 +55,17 @@ def test_against_a_loop(kv, heads, scale, window, cap):
 def test_what_stands_behind_a_prefix_or_in_padding_changes_nothing():
     before, q, k, v = made()
     module = SimpleNamespace(layer_idx=3)
-    want = layout_of(before).attend(module, q, k, v, None, None, None)
+    want = layout_of(before).attend(module, q, k, v, How())
     for row, (had, new) in enumerate(zip(HAD, NEW)):
         for x in before:
             x[row, :, had:] = 1e3
         for x in (k, v):
             x[row, :, new:] = 1e3
-    got = layout_of(before).attend(module, q, k, v, None, None, None)
+    got = layout_of(before).attend(module, q, k, v, How())
     for row, new in enumerate(NEW):
         assert torch.equal(got[row, :, :new], want[row, :, :new])
     k[2, 0, 0] += 1
-    other = layout_of(before).attend(module, q, k, v, None, None, None)
+    other = layout_of(before).attend(module, q, k, v, How())
     changed = [row for row, new in enumerate(NEW) if not torch.equal(got[row, :, :new], other[row, :, :new])]
     assert changed == [2]
 
@@ -73,7 +73,7 @@ def test_what_stands_behind_a_prefix_or_in_padding_changes_nothing():
 def test_prefix_and_new_tokens_are_kept_together():
     before, q, k, v = made()
     layout = layout_of(before)
-    layout.attend(SimpleNamespace(layer_idx=3), q, k, v, None, None, None)
+    layout.attend(SimpleNamespace(layer_idx=3), q, k, v, How())
     assert list(layout.kept) == [3]
     for old, new, kept in zip(before, (k, v), layout.kept[3], strict=True):
         assert kept.shape == (4, 2, 10, D)
@@ -110,6 +110,6 @@ def test_plain_rows_are_computed_without_a_mask_and_the_same():
     end = torch.tensor([[6] * 6, [4] * 4 + [5, 6]])
     module = SimpleNamespace(layer_idx=0)
     for window, cap in ((None, None), (2, None), (None, 0.5), (6, None)):
-        a = Prefill(end, pos, plain=True).attend(module, q, k, v, None, window, cap)
-        b = Prefill(end, pos).attend(module, q, k, v, None, window, cap)
+        a = Prefill(end, pos, plain=True).attend(module, q, k, v, How(None, window, cap))
+        b = Prefill(end, pos).attend(module, q, k, v, How(None, window, cap))
         assert torch.allclose(a[0], b[0], atol=1e-12) and torch.allclose(a[1, :, :4], b[1, :, :4], atol=1e-12)

@@ -8,11 +8,11 @@ from trailmark.engines.base import EngineError
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.weights import engine_copy
 from trailmark.errors import ModelError
-from trailmark.models import probe
+from trailmark.models import layout_check
 from trailmark.models.attention import NAME
+from trailmark.models.layout_check import decodes, richest_layout
 from trailmark.models.lm import LM
 from trailmark.models.load import _no_dropout
-from trailmark.models.probe import decodes, richest_layout
 from trailmark.models.tiny import tiny_tokenizer
 
 SMALL = {
@@ -96,5 +96,5 @@ def test_a_copy_for_the_engine_is_not_probed_again(monkeypatch, loaded):
         decodes(lm)
     assert lm.leaks is False and lm.compiled.wanted is None
     copy = engine_copy(lm, torch.bfloat16)
-    monkeypatch.setattr(probe, "probe", lambda *a: pytest.fail("probed again"))
+    monkeypatch.setattr(layout_check, "check_layout", lambda *a: pytest.fail("probed again"))
     assert decodes(copy) == "" and copy.kept == 2 * 2 * 32

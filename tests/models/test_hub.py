@@ -16,16 +16,23 @@ from trailmark.models.load import load_model
 
 TINY = ModelConfig(name="tiny", shape=ModelShape(layers=1, width=32, heads=2, context=64))
 COMMIT = "0" * 40
+# Each line of names is asked for in a process of its own, which knows nothing of the lines before.
 LOAD = """
-import sys
+import os, sys
 from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
 from trailmark.models.load import load_model
-for name in sys.argv[1:]:
-    try:
-        print(load_model(ModelConfig(name=name)).fingerprint())
-    except ModelError as problem:
-        print(problem)
+for line in sys.stdin:
+    if os.fork():
+        print(os.wait()[1], flush=True)
+        continue
+    for name in line.split():
+        try:
+            print(load_model(ModelConfig(name=name)).fingerprint())
+        except ModelError as problem:
+            print(problem)
+    sys.stdout.flush()
+    os._exit(0)
 """
 
 
@@ -74,23 +81,32 @@ def hub(tmp_path):
     server.server_close()
 
 
-def ask(hub, home, *names):
+def start(hub, home):
     env = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     env["HF_ENDPOINT"] = f"http://127.0.0.1:{hub.server_port}"
-    done = subprocess.run([sys.executable, "-c", LOAD, *names], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), done.stderr
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", LOAD], env=env, text=True, **ends)
+
+
+def ask(process, *names):
+    process.stdin.write(" ".join(names) + "\n")
+    process.stdin.flush()
+    said = [process.stdout.readline().rstrip("\n") for _ in names]
+    assert process.stdout.readline() == "0\n", process.stderr.read()
+    return said
 
 
 def test_a_hub_that_answers_and_one_that_is_gone(hub, tmp_path):
-    (loaded, gated, absent), _ = ask(hub, tmp_path / "home", "me/tiny", "me/gated", "me/absent")
+    process = start(hub, tmp_path / "home")
+    loaded, gated, absent = ask(process, "me/tiny", "me/gated", "me/absent")
     assert loaded == hub.fingerprint
     assert "'me/gated'" in gated and "gated repo. Make sure to have access to it at" in gated
     assert "'me/absent'" in absent and "not a valid model identifier" in absent and "hf auth login" in absent
 
     hub.shutdown()
     hub.server_close()
-    (cached, absent), noise = ask(hub, tmp_path / "home", "me/tiny", "me/absent")
+    cached, absent = ask(process, "me/tiny", "me/absent")
+    noise = process.communicate()[1]
     assert cached == hub.fingerprint
     assert "neither a local folder nor reachable on the hub (We couldn't connect to 'http://127.0.0.1" in absent
     assert "Retrying" not in noise and "thrown while requesting" not in noise

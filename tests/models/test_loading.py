@@ -101,7 +101,7 @@ ROADS = [
     ["convert", "empty", "new", "--to", "transformers", "--like", "model"],
     ["convert", "rows.jsonl", "new", "--from", "messages", "--to", "episodes", "--tokenizer", "model"],
     ["verify", "out"],
-    ["report", "out", "--tokenizer", "model"],
+    ["report", "out", "--tokenizer", "model", "--no-plots"],
     ["eval", "out", "--task", "arith", "--n", "1"],
 ]
 

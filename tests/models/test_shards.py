@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
-from trailmark.models import shards
 from trailmark.models.load import load_model
+from trailmark.models.pickled import read_pickled
 from trailmark.models.tiny import tiny_config, tiny_tokenizer
 
 ZERO = Path(__file__).parent / "zero_shards"
@@ -118,7 +118,7 @@ def test_parts_of_more_processes_than_the_last_run_had(tmp_path):
 def test_parts_that_do_not_belong_together(tmp_path):
     shutil.copytree(ZERO / "zero3", tmp_path / "ds")
     file = tmp_path / "ds/global_step2/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    held = shards.read_pickled(file)
+    held = read_pickled(file)
     held["optimizer_state_dict"] = {k: v for k, v in held["optimizer_state_dict"].items() if k != "loss_scaler"}
     held["optimizer_state_dict"]["fp32_flat_groups"] = [torch.zeros(640), torch.zeros(60)]
     torch.save(held, file)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import dump
+from trailmark.episodes import evenly
 from trailmark.marked_yaml import parse
 from trailmark.methods import get_method
 from trailmark.report import write_report
@@ -20,7 +21,6 @@ from trailmark.report.episodes import LONGEST, Texts, on_tokens, starts
 from trailmark.report.page import build
 from trailmark.report.pieces import Pieces
 from trailmark.report.plots import smooth
-from trailmark.report.read import spread
 from trailmark.report.tables import POINTS, curves
 from trailmark.runs.store import Run, write_segment
 from trailmark.types import Annotation, SamplingLaw, Turn
@@ -129,7 +129,7 @@ def test_curves_pair_training_with_evaluation_and_are_thinned():
     many = curves([{"step": s, "x": float(s)} for s in range(1, 2 * POINTS + 1)])[0]["train"]
     assert len(many) == POINTS and many[0] == [2, 1.5] and many[-1] == [2 * POINTS, 2 * POINTS - 0.5]
     assert smooth([1.0, 3.0], 0.5) == [1.0, 3.5 / 1.5]
-    assert spread(list(range(10)), 4) == [0, 3, 6, 9] and spread([1, 2], 4) == [1, 2]
+    assert evenly(list(range(10)), 4) == [0, 3, 6, 9] and evenly([1, 2], 4) == [1, 2]
 
 
 def test_concerns_name_what_is_wrong():
@@ -469,24 +469,31 @@ def test_a_running_and_a_dead_run_open(opened, tmp_path):
     assert c.value("['curves', 'episodes', 'compare', 'evaluation'].every(i => document.getElementById(i).hidden)")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
+@pytest.fixture(scope="module")
+def quickstart_run(tmp_path_factory):
     """The quickstart's own recipe, cut to a few steps: both players, evaluations, a start played by two stages."""
     import trailmark
     from trailmark.config import load_recipe, resolve
     from trailmark.methods.reflect import method as reflect
     from trailmark.runs.launch import launch
-    from trailmark.runs.store import Run
 
     raw = load_recipe(Path(trailmark.__file__).parent / "recipes" / "reflect-taxi.yaml").raw
     short = {
         "sft": {**raw["sft"], "reflector": 3, "policy": 3},
         "steps": 3,
-        "out": str(tmp_path / "run"),
+        "final": {"n": 16},
+        "out": str(tmp_path_factory.mktemp("quickstart") / "run"),
         "thought": 16,
     }
     launch(reflect.ReflectMethod, resolve({**raw, **short}, reflect.ReflectRecipe))
-    c = opened(Run.open(tmp_path / "run"), width=width)
+    return short["out"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_a_quickstart_run(opened, quickstart_run, width):
+    from trailmark.runs.store import Run
+
+    c = opened(Run.open(quickstart_run), width=width)
     assert c.value("document.documentElement.scrollWidth") <= width and c.value(CONTRAST) >= 4.5
     first = text_of(c, "#where")
     seats = set()

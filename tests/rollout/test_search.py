@@ -19,7 +19,6 @@ from trailmark.commands.app import app
 from trailmark.engines.base import Completion, EngineError, Request, draw_key, run
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import ModelError, TrailmarkError
-from trailmark.evaluate.searched import load_values
 from trailmark.models.forward import view
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout
@@ -27,8 +26,8 @@ from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search import Plan, Searcher, parse_plan, search
 from trailmark.rollout.search_episodes import best_by_value
+from trailmark.score.value_models import load_values, locate_value
 from trailmark.score.values import HeadValues, Line, LogProb
-from trailmark.seats.locate import locate_value
 from trailmark.tasks import get_task
 from trailmark.tasks.solved import END, chain, evaluate, solve, tree
 from trailmark.types import Sample, SamplingLaw, Scored

@@ -2,15 +2,9 @@
 
 import pytest
 
-from trailmark.runs.annotations import (
-    annotation_files,
-    misfits,
-    named_episodes,
-    read_beside,
-    without_credit,
-    write_beside,
-)
+from trailmark.runs.annotations import annotation_files, misfits, named_episodes, read_beside, without_credit
 from trailmark.runs.episode_json import to_json
+from trailmark.runs.store import write_beside
 from trailmark.types import Annotation, Episode, Failed, Player, Scored, Task, Turn
 
 

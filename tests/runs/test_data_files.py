@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import resolve
-from trailmark.methods.configs import PolicyGradientRecipe, SftRecipe
+from trailmark.methods.configs import SftRecipe
+from trailmark.methods.online_configs import PolicyGradientRecipe
 from trailmark.methods.pipeline import training_stage
-from trailmark.methods.sft import SftMethod
 from trailmark.runs import data_files
 from trailmark.runs.data_files import known_files, named_files
 from trailmark.runs.stages import run_stages
@@ -178,7 +178,7 @@ def test_a_run_refuses_a_pipe_before_it_opens_it(shell):
 def test_a_stage_is_made_again_where_a_file_of_its_recipe_has_changed(shell):
     config = lambda: resolve({**SFT, "steps": 1}, SftRecipe)
     said = []
-    stage = lambda: training_stage("policy", SftMethod, config(), Path.cwd())
+    stage = lambda: training_stage("policy", config(), Path.cwd())
     run_stages("pipe", [stage()], said.append)
     weights = Path("pipe/policy/checkpoints/000001/policy/model.safetensors").read_bytes()
     run_stages("pipe", [stage()], said.append)

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.errors import DataError, RunError
-from trailmark.runs.diff import diff_recipes, diff_runs, few
+from trailmark.runs.diff import diff_runs, few
+from trailmark.runs.recipe_keys import diff_recipes
 from trailmark.runs.store import Run, write_segment
 from trailmark.types import Annotation, Episode, Scored, Task
 

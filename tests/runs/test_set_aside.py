@@ -45,7 +45,7 @@ def test_what_is_set_aside_keeps_its_recipe_and_its_judge(tmp_path):
 METHOD = """
 from pydantic import Field
 
-from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.methods.online_configs import PolicyGradientRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.runs.stages import Stage
 

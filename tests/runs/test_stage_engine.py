@@ -3,11 +3,11 @@ edited."""
 
 import json
 import os
-import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
 
+import forked
 import pytest
 
 from trailmark.errors import RecipeError, RunBusy, RunError
@@ -48,7 +48,7 @@ if __name__ == "__main__":
 
 def start(root, n=3, kill=None):
     env = {**os.environ, **({"TRAILMARK_KILL_AT": kill} if kill else {})}
-    return subprocess.run([sys.executable, root / "pipeline.py", root, str(n)], env=env, capture_output=True, text=True)
+    return forked.run([sys.executable, root / "pipeline.py", root, str(n)], env=env, capture_output=True, text=True)
 
 
 def outputs(root):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -312,10 +313,10 @@ def test_two_processes_do_not_train_in_one_directory(tmp_path):
     run = Run.create(tmp_path / "r", "method: x\n")
     Run.open(tmp_path / "r")  # reading needs no lock
     code = "import sys; from trailmark.runs.store import Run; Run.open(sys.argv[1], lock=True)"
-    other = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True)
+    other = forked.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True)
     assert f"r is in use by process {os.getpid()}: wait for it or stop it first." in other.stderr
     run.close()
-    assert subprocess.run([sys.executable, "-c", code, str(run.path)]).returncode == 0
+    assert forked.run([sys.executable, "-c", code, str(run.path)]).returncode == 0
 
 
 # --- faults ------------------------------------------------------------------------------------------------------
@@ -342,7 +343,7 @@ for job in (lambda: write_segment(run.episodes_dir, 1, [make(f"new{i}") for i in
 def test_a_full_disk_loses_nothing(tmp_path):
     with Run.create(tmp_path / "r", "method: x\n") as run:
         write_segment(run.episodes_dir, 0, [episode("old")])
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(run.path)], capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", FULL_DISK, str(run.path)], capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr
     said = done.stdout.splitlines()
     assert said[0].startswith(f"cannot write {run.episodes_dir / '000001.jsonl'}: a limit on the size of files")
@@ -398,7 +399,7 @@ def test_killed_anywhere_a_reader_sees_whole_segments(tmp_path, at, whole, steps
     Run.create(tmp_path / "r", "method: x\n").close()
     run = Run.open(tmp_path / "r")
     env = {**os.environ, "TRAILMARK_KILL_AT": at}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(run.path)], capture_output=True, text=True, env=env)
+    done = forked.run([sys.executable, "-c", KILLED, str(run.path)], capture_output=True, text=True, env=env)
     assert (done.returncode, done.stdout) == ((0, "alive\n") if at.endswith("#9") else (-9, ""))
     assert [e.id for e in read_episodes(run.episodes_dir)] == [f"{i}-{j}" for i in range(1, whole + 1) for j in (0, 1)]
     assert [r["step"] for r in read_metrics(run.path)] == list(range(1, steps + 1))
@@ -406,7 +407,7 @@ def test_killed_anywhere_a_reader_sees_whole_segments(tmp_path, at, whole, steps
     with Run.open(run.path, lock=True):  # the lock died with the process; its temporaries are swept
         assert not list(run.episodes_dir.glob(".*.tmp"))
     env.pop("TRAILMARK_KILL_AT")
-    again = subprocess.run([sys.executable, "-c", KILLED, str(run.path)], capture_output=True, text=True, env=env)
+    again = forked.run([sys.executable, "-c", KILLED, str(run.path)], capture_output=True, text=True, env=env)
     assert again.stdout == "alive\n"
     assert [
         json.loads(line)["id"] for p in segments(run.episodes_dir) for line in Path(p).read_text().splitlines()

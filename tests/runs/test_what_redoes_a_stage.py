@@ -43,20 +43,31 @@ REFLECT = {
     "replay": 0},
     "sft": {"reflector": 1, "policy": 1, "batch": 2}, "eval": {"every": 1, "n": 2}, "final": {"n": 1},
 }  # fmt: skip
-BUILDS = {"training", "anchor", "critic_from", "learn_from"}  # read where the list of stages is made
+# other roads through LPR: the task's own solutions, worse versions, pairs of steps or of values
+WORSE = {"kind": "scripted", "function": f"{SOLVER.removesuffix('careless')}worse"}
+STEPS = {**LPR, "teacher": {"gold": True, "prompts": 4}, "seats": {"policy": SCRIPT, "worsener": WORSE}, "worsen": {},
+         "pairs": {"steps": {"by": "score", "margin": 0.0}}}  # fmt: skip
+VALUES = {**LPR, "complete": {"sampling": {"max_tokens": 40}}, "pairs": {"values": {"same": 0.9, "encoder": "tiny"}},
+          "preference": {"steps": 1, "batch": 2, "objective": "rejection"}, "prm": {"kind": "outcome", "steps": 1}}
+PLAIN = {**LPR, "pairs": {"process": False}, "read": {"classes": [2, 3]}, "rl": None}
+GIVEN = {"lpr": LPR, "lpr plain": PLAIN, "lpr steps": STEPS, "lpr values": VALUES, "oreo_rounds": ROUNDS,
+         "reflect": REFLECT}  # fmt: skip
+# read where the list of stages is made
+BUILDS = {"training", "anchor", "critic_from", "learn_from", "teacher.gold", "teacher.replay"}
 SECTIONS = {"sft", "prm", "preference", "rl"}  # recipes of trainings
+LEFT = BUILDS | SECTIONS
 
 
 def listed(config):
     return methods.get_method(config.method).stages(config, Run(Path(config.out)))
 
 
-@pytest.fixture(scope="module", params=["lpr", "oreo_rounds", "reflect"])
+@pytest.fixture(scope="module", params=GIVEN)
 def made(request, tmp_path_factory):
     """A finished run of a recipe in stages, its recipe, and what each stage read of it: class and field."""
-    given = {"lpr": LPR, "oreo_rounds": ROUNDS, "reflect": REFLECT}[request.param]
-    root = tmp_path_factory.mktemp(request.param) / "run"
-    config = resolve({**given, "out": str(root)}, get_config(request.param))
+    given = GIVEN[request.param]
+    root = tmp_path_factory.mktemp(request.param.replace(" ", "_")) / "run"
+    config = resolve({**given, "out": str(root)}, get_config(given["method"]))
     reads, now, make = {}, [], pipeline._make
 
     def spy(self, name):
@@ -80,7 +91,7 @@ def made(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Config, "__getattribute__", spy)
         patch.setattr(pipeline, "_make", making)
-        launch(methods.get_method(request.param), config)
+        launch(methods.get_method(given["method"]), config)
     return config, reads
 
 
@@ -115,7 +126,7 @@ def changes(config):
     """The recipe with every key changed, one at a time."""
     text = yaml.safe_load(dump(config))
     for path, field, value in leaves(config):
-        if path[0] in ("method", "name", "out", "trackers", "files") or path[-1] in SECTIONS | BUILDS:
+        if path[0] in ("method", "name", "out", "trackers", "files") or {path[-1], ".".join(path)} & LEFT:
             continue
         for new in others(value):
             raw = json.loads(json.dumps(text))

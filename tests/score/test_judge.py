@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
@@ -151,7 +152,7 @@ def test_killed_half_way_it_asks_nothing_twice_and_loses_nothing(tmp_path):
     command = [sys.executable, "-c", RUN]
     with serving_judge(answer) as (url, asked):
         args = [url, str(cache), str(Path(__file__).parent)]
-        first = subprocess.Popen([*command, *args], stdout=subprocess.PIPE, env=os.environ)
+        first = forked.Popen([*command, *args], stdout=subprocess.PIPE, env=os.environ)
         while not cache.exists() or cache.read_bytes().count(b"\n") < 5:
             assert first.poll() is None
             time.sleep(0.02)
@@ -163,7 +164,7 @@ def test_killed_half_way_it_asks_nothing_twice_and_loses_nothing(tmp_path):
             f.write(b'{"key": "half a li')  # the kill fell into a write
         before = dict(asked)
         gate.set()
-        done = subprocess.run([*command, *args], capture_output=True, text=True, env=os.environ)
+        done = forked.run([*command, *args], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [k / 20 for k in range(12)]
     assert all(asked[k, 0] == 1 for k in range(5)), "what was answered was asked again"

@@ -12,11 +12,12 @@ from trailmark.commands.app import app
 from trailmark.config import ModelConfig, dump, resolve
 from trailmark.errors import ModelError, RecipeError
 from trailmark.methods import get_method
-from trailmark.runs.continued import chain
+from trailmark.runs.chains import chain
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run
-from trailmark.seats.locate import locate, locate_value, models_in, stored_model
+from trailmark.score.value_models import locate_value
+from trailmark.seats.locate import locate, models_in, stored_model
 from trailmark.seats.names import fix_names
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 64}}

@@ -198,7 +198,7 @@ def test_a_model_learns_from_both_sides_that_it_plays(room):
         assert any(noted[e.id, i] for e in episodes for i, t in enumerate(e.turns) if t.seat == seat and t.tokens)
     assert any("checkpoints" in d.file for d in diff_runs("run", "alone"))  # other weights
     assert {p.kind for e in episodes for p in e.players.values()} == {"trained"}
-    held = [h.name for h in get_method("policy_gradient").holds(method_of(locate("run").recipe)[1])]
+    held = [h.name for h in get_method("policy_gradient").models_in_memory(method_of(locate("run").recipe)[1])]
     assert held == ["anna"]  # one model in memory
     (row,) = json.loads(shell("eval", "run", "--json").stdout)["rows"]
     assert row["scored"] == 2

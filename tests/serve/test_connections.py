@@ -70,7 +70,7 @@ def test_a_house_full_of_work_says_so(engine, monkeypatch):
     with serving(engine, "m") as url, contextlib.ExitStack() as held:
         for _ in range(2):
             held.enter_context(connect(url, ask))
-        while engine.decoded < 4 or len(engine._open) < 2:
+        while engine.counts.decoded < 4 or len(engine.scheduler.open) < 2:
             pass
         answer = httpx.get(f"{url}/health", timeout=30)
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "too_many_connections"

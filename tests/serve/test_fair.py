@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from trailmark.commands.serve import serving
 from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.rollout.search import Plan
+from trailmark.score.values import HeadValues
 from trailmark.serve import answers
 from trailmark.serve import service as service_module
 from trailmark.serve.answers import Names, Reply
@@ -19,6 +21,7 @@ from trailmark.serve.app import build_app
 from trailmark.serve.body import PARTS, ChatBody, CompletionBody, read
 from trailmark.serve.capacity import ANSWER, Capacity, answer_size
 from trailmark.serve.errors import ApiError
+from trailmark.serve.service import Service
 
 SAY = [{"role": "user", "content": "hi"}]
 
@@ -41,11 +44,11 @@ def test_a_short_request_does_not_wait_for_a_long_one(lm, tokens, requests):
     async def ask():
         asks = [Request((k + 1, 7), n=48 // requests, max_tokens=60, seed=k) for k in range(requests)]
         long = [asyncio.create_task(engine.sample(a, party="long")) for a in asks]
-        while engine.decoded < 30:
+        while engine.counts.decoded < 30:
             await asyncio.sleep(0)
-        before = engine.decoded
+        before = engine.counts.decoded
         await engine.sample(Request((9, 9), max_tokens=tokens), party="short")
-        waited = engine.decoded - before
+        waited = engine.counts.decoded - before
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)
@@ -63,11 +66,11 @@ def test_one_token_does_not_wait_for_the_prompts_of_many_requests(lm, tokens):
     async def ask():
         asks = [Request((k + 1, j + 1, *[7] * 98), max_tokens=tokens) for k in range(40) for j in range(8)]
         long = [asyncio.create_task(engine.sample(a, party=f"long {a.prompt[0]}")) for a in asks]
-        while engine.prefills < 60:
+        while engine.counts.prefills < 60:
             await asyncio.sleep(0)
-        before = engine.prefills
+        before = engine.counts.prefills
         await engine.sample(Request((9, 9), max_tokens=1), party="short")
-        waited = engine.prefills - before
+        waited = engine.counts.prefills - before
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)
@@ -209,6 +212,51 @@ def test_a_client_that_fills_the_queue_shuts_out_no_other(lm):
         service.close()
 
 
+def test_what_finds_no_room_is_refused_before_its_texts_are_read(lm, monkeypatch):
+    """Else a client that asks again and again keeps a thread busy with texts that nobody answers."""
+    app = build_app(LocalEngine(lm, slots=4, max_len=512), "m", queue=28)
+    long = {"prompt": "a", "max_tokens": 60, "ignore_eos": True, "n": 4, "stream": True}
+    encoded, real = [], CompletionBody.prompts
+    monkeypatch.setattr(CompletionBody, "prompts", lambda self, t: (encoded.append(self.n), real(self, t))[1])
+
+    async def ask():
+        async with contextlib.AsyncExitStack() as held:
+            for _ in range(8):
+                await held.enter_async_context(asking(app, long, reads=asyncio.Event()))
+            while app.state.service.capacity.taken < 32:
+                await asyncio.sleep(0.001)
+            assert await status(app, {"prompt": ["a"] * 8, "n": 3, "max_tokens": 1}) == 429
+
+    try:
+        asyncio.run(ask())
+    finally:
+        app.state.service.close()
+    assert encoded == [4] * 8
+
+
+def test_thousands_of_rows_and_schemas_are_checked_outside_the_event_loop(lm, monkeypatch):
+    lm.add_head("value", zero=False, seed=1)
+    threads, real = [], Service.check
+
+    def check(self, *given):
+        threads.append(threading.current_thread().name.partition("_")[0])
+        real(self, *given)
+
+    monkeypatch.setattr(Service, "check", check)
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+    with serving(LocalEngine(lm, slots=4, max_len=64), "m", values=HeadValues(lm)) as url:
+        for path, body, thread in (
+            ("completions", {"prompt": ["a"] * 9, "max_tokens": 1}, "texts"),
+            ("chat/completions", {"messages": SAY, "max_tokens": 1}, "chats"),
+            ("score", {"tokens": [[1, 2]] * 9}, "texts"),
+            ("values", {"states": [[1, 2]] * 9}, "chats"),
+            ("completions", {"prompt": "a", "max_tokens": 1, "response_format": schema}, "large"),
+        ):
+            threads.clear()
+            assert httpx.post(f"{url}/v1/{path}", json=body, timeout=60).status_code == 200
+            assert threads and set(threads) == {thread}, path
+
+
 def test_each_further_client_gets_half_of_what_is_left():
     room, held = Capacity(64), contextlib.ExitStack()
     with held:
@@ -279,7 +327,7 @@ def test_a_stream_that_nobody_reads_ends_and_others_go_on(lm, monkeypatch):
         reads = asyncio.Event()
         async with asking(app, long, reads=reads) as (task, got, seen):
             await asyncio.wait_for(seen.wait(), 60)
-            while service.engine._open:
+            while service.engine.scheduler.open:
                 await asyncio.sleep(0.001)
             for _ in range(20_000):
                 if service.unread <= 1:

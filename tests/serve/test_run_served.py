@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import forked
 import httpx
 import openai
 import pytest
@@ -188,7 +189,7 @@ def test_the_command_serves_a_run_as_it_was_trained(runs, make_lm, tmp_path):
     save_model(lm, tmp_path / "value", tmp_path / "base")
     policy = runs / "text/checkpoints/000001/policy"
     command = [sys.executable, "-m", "trailmark", "serve", str(policy), "--port", "0", "--slots", "2"]
-    process = subprocess.Popen(
+    process = forked.Popen(
         [*command, "--value", str(tmp_path / "value"), "--name", "m"], env=ENV, stdout=subprocess.PIPE, text=True
     )
     try:

@@ -394,10 +394,10 @@ def test_a_client_that_vanishes_frees_its_slots(lm, stream):
         head += f"Content-Length: {len(body)}\r\n\r\n".encode()
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1]))) as raw:
             raw.sendall(head + body)
-            wait_until(lambda: engine.decoded > 20)
+            wait_until(lambda: engine.counts.decoded > 20)
         wait_until(lambda: httpx.get(f"{url}/health").json()["sequences"] == 0)
-        wait_until(lambda: not engine._open)
-        assert engine.decoded < 8 * 3000
+        wait_until(lambda: not engine.scheduler.open)
+        assert engine.counts.decoded < 8 * 3000
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1]))) as raw:
             raw.sendall(head + body[:10])  # disconnects in the middle of its request
         answer = httpx.post(
@@ -434,7 +434,7 @@ def test_a_full_queue(lm):
 def test_an_engine_that_fails_is_an_error_and_not_the_end(lm, monkeypatch):
     engine = LocalEngine(lm, slots=2, max_len=64)
     with serving(engine, "tiny") as url:
-        monkeypatch.setattr(engine, "_decode", lambda: 1 / 0)
+        monkeypatch.setattr(engine.decoder, "step", lambda: 1 / 0)
         body = {"prompt": "a", "max_tokens": 9, "ignore_eos": True}
         answer = httpx.post(f"{url}/v1/completions", json=body)
         assert answer.status_code == 500 and "ZeroDivisionError" in answer.json()["error"]["message"]

@@ -218,3 +218,53 @@ def test_the_command_loads_the_value_model(lm, tmp_path):
 
     done = CliRunner().invoke(app, ["serve", "tiny", "--port", "0", "--value", str(tmp_path)])
     assert done.exit_code == 2 and "holds no value model" in done.stderr
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """How many rows were computed in each pass."""
+    passes, real = [], HeadValues._compute
+    monkeypatch.setattr(
+        HeadValues, "_compute", lambda self, rows, places: (passes.append(len(rows)), real(self, rows, places))[1]
+    )
+    return passes
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_states_of_a_client_that_left_are_not_computed(lm, computed, fixed):
+    values = HeadValues(lm, fixed=fixed)
+
+    async def ask():
+        left = asyncio.create_task(values.values([(k + 1, 5) for k in range(100)]))
+        while not (computed if fixed else values._waiting):
+            await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        before = sum(computed)
+        await values.values([(7, 8)])
+        return sum(computed) - before
+
+    assert asyncio.run(ask()) == 1
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_state_does_not_wait_for_thousands_of_another_request(lm, computed, fixed):
+    """Counted in rows that are computed meanwhile, not in seconds."""
+    from trailmark.serve.app import build_app
+    from trailmark.serve.service import ROWS_AT_ONCE
+
+    values = HeadValues(lm, fixed=fixed)
+    service = build_app(LocalEngine(lm, slots=4, max_len=128), "m", values=values).state.service
+
+    async def ask():
+        long = asyncio.create_task(service.valued([(k % 90 + 1, 5) for k in range(400)]))
+        while not computed:
+            await asyncio.sleep(0)
+        before = sum(computed)
+        await service.valued([(7, 8)])
+        waited = sum(computed) - before
+        return waited, await long
+
+    waited, found = asyncio.run(ask())
+    assert waited <= 2 * ROWS_AT_ONCE and max(computed) <= ROWS_AT_ONCE
+    assert found == pytest.approx(asyncio.run(values.values([(k % 90 + 1, 5) for k in range(400)])), abs=1e-5)

@@ -17,16 +17,19 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from trailmark.ask.store import Store, content_key
 from trailmark.chat import end_of_turn, render
+from trailmark.config import ServerConfig
 from trailmark.engines.base import Completion, EngineError, Request, SchemaError
 from trailmark.engines.http_client import EngineGarbage, EngineStatus
 from trailmark.errors import TrailmarkError, Unfinished
 from trailmark.failures import Tries
 from trailmark.progress import Progress
 from trailmark.run_async import wait
+from trailmark.seats.open import connect
 from trailmark.types import SamplingLaw, Tokens
 
 T = TypeVar("T")
@@ -237,6 +240,23 @@ class Client:
         prompt = prompt_of(engine.tokenizer, q.messages)
         (done,) = await engine.sample(Request(prompt, law, 1, q.max_tokens, ends, q.stops, q.seed, draw, schema))
         return replace(done, usage=(len(prompt), len(done.tokens)))
+
+
+def open_teacher(
+    url: str, model: str, answers: Path | None = None, *, api_key: str | None = None, api_version: str | None = None,
+    temperature: float = 0.7, top_p: float = 0.9, at_once: int = 8, deadline: float = 120.0, retries: int = 5,
+    backoff: float = 0.5, failures: float = 0.0,
+) -> Client:  # fmt: skip
+    """A model behind `url`, which ends before /v1, or is Azure's .../deployments/NAME (see `http_client.address`)."""
+    if not url.startswith(("http://", "https://")):
+        raise TrailmarkError(f"teacher '{url}' is neither 'offline' nor an address: it must begin with http.")
+    query = {"api-version": api_version} if api_version else {}
+    server = ServerConfig(address=url, model=model, query=query, concurrency=at_once, deadline=deadline,
+                          retries=retries, backoff=backoff)  # fmt: skip
+    tries = Tries(f"questions to '{model}'", failures)
+    law = SamplingLaw(temperature, top_p)
+    engine = connect(server, api_key=api_key)
+    return Client(engine, Store(answers, text="text"), law=law, at_once=at_once, tries=tries, empty=False)
 
 
 def _template(tokenizer: Any) -> str | None:

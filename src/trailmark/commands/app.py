@@ -19,7 +19,6 @@ from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
 from trailmark.commands.models import models
-from trailmark.commands.options import say_error
 from trailmark.commands.plan import plan
 from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
@@ -28,6 +27,7 @@ from trailmark.commands.serve import serve
 from trailmark.commands.stages import stages
 from trailmark.commands.verify import verify
 from trailmark.errors import RunError, TaskError, TrailmarkError
+from trailmark.terminal.options import say_error
 from trailmark.trust import command
 
 

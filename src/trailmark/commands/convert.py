@@ -133,8 +133,8 @@ def _extras(episodes: Iterable[Any]) -> Counter[str]:
     found: Counter[str] = Counter()
     for e in episodes:
         talk = [*e.task.data.get("messages", ()), *e.info.get("messages", ())]
-        said = {k for m in talk for k in m if k not in ("role", "content", "tag", "score")}
-        found.update(said | {k for k in e.info.get("row", {}) if k not in ("reward", "score")})
+        fields = {k for m in talk for k in m if k not in ("role", "content", "tag", "score")}
+        found.update(fields | {k for k in e.info.get("row", {}) if k not in ("reward", "score")})
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from trailmark import MOST_SEED, registry
-from trailmark.commands.options import MANY, Words
+from trailmark.terminal.options import MANY, Words
 
 data = typer.Typer(name="data", help="Make data sets to imitate.", no_args_is_help=True)
 for _name in registry.names("data"):

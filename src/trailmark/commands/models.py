@@ -11,8 +11,8 @@ def models(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/models.md.")] = False,
 ) -> None:
     """Check the model families against the installed transformers, each on a tiny random model."""
-    from trailmark.evaluate.output import print_rows
     from trailmark.models import families
+    from trailmark.terminal.output import print_rows
 
     found = families.table(lambda name: typer.echo(f"checking {name}", err=True))
     if markdown:

@@ -43,7 +43,7 @@ def _show(made: Plan) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from trailmark.evaluate.output import print_table
+    from trailmark.terminal.output import print_table
 
     console = Console(soft_wrap=False)
     for part in made.parts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from trailmark.errors import DataError, RunError
 
 if TYPE_CHECKING:
     from trailmark.terminal_play import PersonPlay
+    from trailmark.types import Annotation, Episode
 
 
 def _asker() -> Callable[[], str | None]:
@@ -122,15 +123,19 @@ def play(
 
 def _save(person_play: PersonPlay, tokenizer: Any, out: Path) -> None:
     from trailmark.rollout.judged import noting
-    from trailmark.runs.annotations import write_beside
-    from trailmark.runs.store import atomic_write, to_json
-    from trailmark.terminal_play import describe_outcome, episode_of
+    from trailmark.terminal_play import episode_of
 
     with noting(person_play.source) as notes:
         episode = episode_of(person_play, tokenizer)
-    atomic_write(out, (to_json(episode) + "\n").encode())
+    _store(episode, notes, len(person_play.played), out)
+
+
+def _store(episode: Episode, notes: Sequence[Annotation], steps: int, out: Path) -> None:
+    from trailmark.runs.store import write_beside, write_rows
+    from trailmark.terminal_play import describe_outcome
+
+    write_rows(out, [episode])
     write_beside(out, notes)
-    steps = len(person_play.played)
     typer.echo(f"{describe_outcome(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {out}")
 
 
@@ -143,14 +148,12 @@ def _sit_at_table(
     from trailmark.evaluate.players import method_of
     from trailmark.rollout.judged import noting
     from trailmark.rollout.play import play as play_episodes
-    from trailmark.runs.annotations import write_beside
-    from trailmark.runs.store import atomic_write, to_json
+    from trailmark.score.config import fix_options
     from trailmark.seats.config import PersonSeat
     from trailmark.seats.locate import locate
-    from trailmark.seats.names import fix_options
     from trailmark.seats.table import Table, stored_seats
     from trailmark.tasks import get_task, task_options
-    from trailmark.terminal_play import describe_outcome, pick_start
+    from trailmark.terminal_play import pick_start
 
     found = locate(run)
     if found.checkpoint is None or not found.recipe:
@@ -177,7 +180,4 @@ def _sit_at_table(
     if not steps:
         typer.echo("Nothing was played, so nothing is saved.")
         return
-    place = _free_name(Path(run).name) if out is None or out.exists() else out
-    atomic_write(place, (to_json(episode) + "\n").encode())
-    write_beside(place, notes)
-    typer.echo(f"{describe_outcome(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {place}")
+    _store(episode, notes, steps, _free_name(Path(run).name) if out is None or out.exists() else out)

@@ -1,21 +1,24 @@
 """`trailmark quickstart`: a small example of a whole method, from training to a table and a page.
 
-A method is shown if its folder brings a function of `(out, seed, resume, quiet)` (`PROVIDES["quickstarts"]`). It trains
-under `out` and ends with `finish`, which writes the table, the report and what to read next.
+A method is shown if its folder brings a quickstart (`methods/quickstart.py`). It trains under `out` and returns its
+results; then come the table, the report and what to read next.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trailmark import MOST_SEED, registry, stopping
 from trailmark.errors import RecipeError, RunError, nearest
+
+if TYPE_CHECKING:
+    from trailmark.methods.quickstart import Results
 
 
 def quickstart(
@@ -34,66 +37,29 @@ def quickstart(
         raise RunError(f"{out} is not empty: go on with --resume, or choose another directory with --out DIR.")
     words = ["trailmark", "quickstart", "--method", method, "--out", str(out), "--seed", str(seed), "--resume"]
     with stopping.noting(lambda: f"go on with: {shlex.join(words)}"):
-        registry.load("quickstarts", method)(out, seed, resume, quiet)
+        say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+        finish(out, registry.load("quickstarts", method)(out, seed, resume, say), quiet)
 
 
-def trained(out: Path, seed: int, resume: bool, name: str, folder: str, *words: str) -> Path:
-    """A run of a packaged recipe in a folder of the quickstart."""
-    from trailmark.methods import get_method, resolve_recipe
-    from trailmark.recipe import load_recipe
-    from trailmark.runs.launch import launch
-
-    where = out / folder
-    given = [*words, *further(folder), f"seed={seed}", f"model.seed={seed}", file("out", where), f"name={folder}"]
-    config = resolve_recipe(load_recipe(packaged(name), given))
-    launch(get_method(config.method), config, resume and where.exists())
-    return where
-
-
-def packaged(name: str) -> Path:
-    """The file of a recipe that comes with the library."""
-    return Path(__file__).parent.parent / "recipes" / f"{name}.yaml"
-
-
-def file(key: str, path: Path) -> str:
-    return f"{key}={json.dumps(str(path))}"
-
-
-def further(folder: str) -> list[str]:
-    """Further keys of a run's recipe. A test makes the runs shorter here."""
-    return []
-
-
-def finish(
-    out: Path,
-    files: Mapping[str, Path],
-    shown: Path,
-    quiet: bool,
-    title: str,
-    main: str,
-    metrics: Sequence[str] = ("success", "reward"),
-    read_next: str = "",
-    note: str = "",
-) -> None:
-    """Write the table for people, the page of the run `shown`, and one JSON line for programs. Each row of the table is
-    a file of episodes. `main` is the row whose command is printed, `read_next` names the pages that say more, and
-    `note` says what the table shows and what it does not."""
-    from trailmark.evaluate.output import finish as show
+def finish(out: Path, results: Results, quiet: bool) -> None:
+    """Write the table for people, the page of the run, and one JSON line for programs."""
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import table, warnings
     from trailmark.report import write_report
     from trailmark.runs.store import atomic_write, read_segment
+    from trailmark.terminal.output import finish as show
 
-    rows = [summarise(read_segment(path), name) for name, path in files.items()]
-    page = write_report(shown)
-    listed = {name: str(path) for name, path in files.items()}
+    r = results
+    rows = [summarise(read_segment(path), name) for name, path in r.files.items()]
+    page = write_report(r.run)
+    listed = {name: str(path) for name, path in r.files.items()}
     result = {"command": "quickstart", "rows": rows, "files": listed, "report": str(page)}
     atomic_write(out / "quickstart.json", (json.dumps(result, indent=1) + "\n").encode())
-    short = [{**r, "metrics": {k: v for k, v in r["metrics"].items() if k in metrics}} for r in rows]
+    short = [{**row, "metrics": {k: v for k, v in row["metrics"].items() if k in r.metrics}} for row in rows]
     words = [
-        *([note] if note else []),
-        f"The same numbers from the episodes: trailmark eval --episodes {files[main]}",
+        *([r.note] if r.note else []),
+        f"The same numbers from the episodes: trailmark eval --episodes {r.files[r.main]}",
         f"What happened, and why: {page}",
-        *([f"Read next: {read_next}"] if read_next else []),
+        *([f"Read next: {r.read_next}"] if r.read_next else []),
     ]
-    show(result, quiet, lambda width: [table(short, title, width), *warnings(rows), *words])
+    show(result, quiet, lambda width: [table(short, r.title, width), *warnings(rows), *words])

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trailmark.commands.evaluate import FailedAs, Failures
+from trailmark.evaluate.options import FailedAs, Failures
 
 
 class By(StrEnum):

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import uvicorn
 
     from trailmark.engines.local import LocalEngine
-    from trailmark.score.values import HeadValues
     from trailmark.seats.locate import Located
     from trailmark.serve.prompt_format import PromptFormat
 
@@ -73,29 +72,17 @@ def serve(
     if missing := [m for m in ("fastapi", "uvicorn") if importlib.util.find_spec(m) is None]:
         raise TrailmarkError(f"serve needs {' and '.join(missing)}: pip install 'trailmark[serve]'")
     with listen(host, port) as listening:
-        from trailmark.models.load import load_model
         from trailmark.seats.locate import locate
-        from trailmark.seats.open import open_engine
         from trailmark.serve.app import build_app
-        from trailmark.serve.run_settings import longest, served_model
 
         home = locate(model)
-        lm = load_model(served_model(home, device, dtype, revision, tokenizer)).freeze()
-        prompt_format = chosen(prompts, home, lm.tokenizer)
-        length, of = max_len or home.engine.max_len, "--max-len" if max_len else "as its run has it"
-        if length is None:
-            length = longest(lm, slots)
-            of = "its context" if length == lm.context else f"of its context of {lm.context}: --max-len says otherwise"
-        other = home.engine.dtype if dtype is None else None
-        settings = home.engine.model_copy(
-            update={"max_num_seqs": slots, "max_len": length, "batch_invariant": fixed, "dtype": other}
-        )
-        engine = open_engine(lm, settings)
+        engine, of = opened(home, slots, max_len, fixed, device, dtype, revision, tokenizer)
+        prompt_format = chosen(prompts, home, engine.tokenizer)
         values = None
         if value is not None:
-            from trailmark.evaluate.searched import load_values
+            from trailmark.score.value_models import load_values
 
-            values = load_values(value, lm.tokenizer, device, dtype or home.dtype)
+            values = load_values(value, engine.tokenizer, device, dtype or home.dtype)
         hosts = [host, *(allow_host or ())]
         app = build_app(engine, name or model, api_key, queue, values, prompt_format, home.sampling.stop, hosts)
         at, number = listening.getsockname()[:2]
@@ -111,6 +98,25 @@ def serve(
         if not app.state.service.close():
             sys.stdout.flush()
             os._exit(0)
+
+
+def opened(
+    home: Located, slots: int, max_len: int | None, fixed: bool, device: str, dtype: str | None,
+    revision: str | None, tokenizer: str | None,
+) -> tuple[LocalEngine, str]:  # fmt: skip
+    """The engine, and where the length of its slots comes from."""
+    from trailmark.models.load import load_model
+    from trailmark.seats.open import open_engine
+    from trailmark.serve.run_settings import longest, served_model
+
+    lm = load_model(served_model(home, device, dtype, revision, tokenizer)).freeze()
+    length, of = max_len or home.engine.max_len, "--max-len" if max_len else "as its run has it"
+    if length is None:
+        length = longest(lm, slots)
+        of = "its context" if length == lm.context else f"of its context of {lm.context}: --max-len says otherwise"
+    keys: dict[str, Any] = {"max_num_seqs": slots, "max_len": length, "batch_invariant": fixed}
+    keys["dtype"] = home.engine.dtype if dtype is None else None
+    return open_engine(lm, home.engine.model_copy(update=keys)), of
 
 
 def chosen(prompts: str, home: Located, tokenizer: Any) -> PromptFormat:
@@ -192,22 +198,13 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
 
 
 @contextlib.contextmanager
-def serving(
-    engine: LocalEngine,
-    name: str | None = None,
-    api_key: str | None = None,
-    queue: int = 512,
-    values: HeadValues | None = None,
-    prompt_format: PromptFormat | None = None,
-    stop: Sequence[str] = (),
-    hosts: Sequence[str] = (),
-) -> Iterator[str]:
-    """The address of a server that runs in a thread during the block: for notebooks and tests. Meanwhile only the
-    thread may use the engine."""
+def serving(engine: LocalEngine, *settings: Any, **named: Any) -> Iterator[str]:
+    """The address of a server that runs in a thread during the block: for notebooks and tests. The settings are those
+    of `build_app`. Meanwhile only the thread may use the engine."""
     from trailmark.serve.app import build_app
 
     with listen("127.0.0.1", 0) as listening:
-        app = build_app(engine, name, api_key, queue, values, prompt_format, stop, hosts)
+        app = build_app(engine, *settings, **named)
         running = server(app, grace=1)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
         port = listening.getsockname()[1]

@@ -25,7 +25,7 @@ def stages(
     from trailmark import methods
     from trailmark.config import load_recipe
     from trailmark.errors import RecipeError
-    from trailmark.methods.pipeline import some
+    from trailmark.methods.pipeline import some, stage_named
     from trailmark.plain_files import read_json
     from trailmark.runs.launch import launch
     from trailmark.runs.stages import record_of
@@ -35,29 +35,15 @@ def stages(
     method = methods.get_method(config.method)
     if not method.stages(config, Run(config.out)):
         raise RecipeError(f"{recipe}: its method '{config.method}' has no stages: `trailmark train` makes the run.")
-    again = [stage_named(config, name, number) for name in redo or ()]
-    wanted = [*(stage_named(config, name, number) for name in only or ()), *again]
+    again = [stage_named(method, config, name, number) for name in redo or ()]
+    wanted = [*(stage_named(method, config, name, number) for name in only or ()), *again]
     if not wanted:
         return _list(method, config)
     launch(some(method, wanted, again), config, resume=True)
     for name in dict.fromkeys(wanted):
         made = read_json(record_of(config.out, name))["summary"]
-        told = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in made.items())
-        typer.echo(f"{name}: {told}")
-
-
-def stage_named(config: Any, name: str, number: int) -> str:
-    """The stage that somebody means: its whole name, or its kind in a round."""
-    from trailmark import methods
-    from trailmark.errors import RecipeError, nearest
-    from trailmark.methods.pipeline import round_of
-    from trailmark.runs.store import Run
-
-    names = [s.name for s in methods.get_method(config.method).stages(config, Run(config.out))]
-    if (found := next((n for n in (name, f"{name}-{number}") if n in names), None)) is not None:
-        return found
-    near = [n for n in names if round_of(n)[1] in (0, number)] or names
-    raise RecipeError(f"there is no stage '{name}' of round {number} in this recipe.{nearest(name, near)}")
+        numbers = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in made.items())
+        typer.echo(f"{name}: {numbers}")
 
 
 def _list(method: Any, config: Any) -> None:

@@ -44,7 +44,7 @@ def _table(report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from trailmark.evaluate.output import print_table
+    from trailmark.terminal.output import print_table
 
     colours = {"pass": "green", "fail": "bold red", "skip": "yellow"}
     table = Table("check", "", "what", box=None, pad_edge=False)

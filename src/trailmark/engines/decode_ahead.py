@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trailmark.models import compiled
 from trailmark.models.attention import Slots
-from trailmark.models.law import gumbel, working
 from trailmark.models.lm import LM
+from trailmark.models.sampling import gumbel, working
 
 
 def draw(logits: Tensor, keys: Tensor, written: Tensor, heat: Tensor, ids: Tensor) -> Tensor:

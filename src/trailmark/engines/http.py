@@ -14,23 +14,20 @@ not be trained on; with `exact=True` it is an `EngineError`. Every failure is an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from trailmark.config import ServerConfig
 from trailmark.engines.base import Completion, Engine, EngineError, Request, SchemaError, draw_key
 from trailmark.engines.http_client import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.engines.stops import cut_text
 from trailmark.texts import encode
 from trailmark.types import ENDED, SamplingLaw, Stop, Tokens
 
-__all__ = [
-    "About", "EngineGarbage", "EngineRefused", "EngineStatus", "EngineTimeout", "HttpEngine", "http_engine",
-]  # fmt: skip
+__all__ = ["About", "EngineGarbage", "EngineRefused", "EngineStatus", "EngineTimeout", "HttpEngine"]
 
 OWNER = "trailmark"  # the owner that our own server gives in /v1/models
 CONTINUES = (OWNER, "vllm", "sglang")  # servers that can continue a message that has begun
@@ -59,8 +56,8 @@ class HttpEngine(Engine):
     a loaded tokenizer or its name; only `chat` works without one. `api_key` is sent as a bearer token, to Azure as
     `api-key`.
 
-    `chat=True` is for servers that accept messages only: a prompt is then sent as the text of one user message. `exact`
-    refuses answers that could not be trained on. Our own server gets the `key` of a request unchanged, so its draws
+    An endpoint accepts messages only: a prompt is then sent as the text of one user message. `exact` refuses answers
+    that could not be trained on. Our own server gets the `key` of a request unchanged, so its draws
     equal those of the local engine. Other servers get a seed made from it."""
 
     version = 0
@@ -77,7 +74,6 @@ class HttpEngine(Engine):
         deadline: float = 120.0,
         retries: int = 5,
         backoff: float = 0.5,
-        chat: bool = False,
         exact: bool = False,
         seed: int = 0,
     ):
@@ -87,7 +83,7 @@ class HttpEngine(Engine):
             tokenizer = load_tokenizer(tokenizer)
         at = address(base_url)
         self.name, self.tokenizer, self.exact, self.chat_path = model, tokenizer, exact, at.chat
-        self.by_chat = chat or at.named
+        self.by_chat = at.named
         azure = "api-version" in (query or {})
         self.wire = Wire(
             at.base,
@@ -115,7 +111,8 @@ class HttpEngine(Engine):
         if ours:  # the server of a run has its own stop texts: send ours even if there are none
             body |= {"seed": request.seed, "key": request.key, "stop": list(request.stop_strings)}
         answer = await self._post("/v1/completions", body, request.key)
-        return [self._completion(c, request, "text") for c in _choices(answer, request.n)]
+        with self._reading():
+            return [self._completion(c, request, "text") for c in _choices(answer, request.n)]
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
         first, ids = max(start, 1), list(tokens)
@@ -249,7 +246,8 @@ class HttpEngine(Engine):
             if request.schema and SCHEMA.search(str(problem)):
                 raise SchemaError(f"'{self.name}' does not write JSON by this schema: {problem}") from problem
             raise
-        done = [self._completion(c, request, "message", text_only) for c in _choices(answer, request.n)]
+        with self._reading():
+            done = [self._completion(c, request, "message", text_only) for c in _choices(answer, request.n)]
         return [replace(c, usage=_usage(answer)) for c in done] if len(done) == 1 else done
 
     async def _post(self, path: str, body: dict[str, Any], key: str) -> Any:
@@ -287,6 +285,14 @@ class HttpEngine(Engine):
             return answer
 
     # -- reading ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """An answer that cannot be used is named by its server, as one that never came: both are failed requests."""
+        try:
+            yield
+        except EngineGarbage as problem:
+            raise EngineGarbage(f"{self.wire.base_url}: {problem}") from problem
 
     def _completion(
         self, choice: dict[str, Any], request: Request, way: Literal["text", "message"], text_only: bool = False
@@ -388,27 +394,3 @@ def _numbers(values: Any) -> list[float]:
     if not isinstance(values, list | tuple) or not all(type(v) in (int, float) and v <= 0.01 for v in values):
         raise EngineGarbage(f"expected log-probs, found {str(values)[:80]}")
     return [float(v) for v in values]
-
-
-def http_engine(
-    config: ServerConfig,
-    tokenizer: Any = None,
-    chat: bool = False,
-    exact: bool = False,
-    seed: int = 0,
-    key: str = "server",
-) -> HttpEngine:
-    """The engine of a recipe section. Errors begin with `key`."""
-    api_key = _variable(config.api_key_env, f"{key}.api_key_env") if config.api_key_env else None
-    headers = {
-        k: _variable(v[4:], f"{key}.headers.{k}") if v.startswith("env:") else v for k, v in config.headers.items()
-    }
-    return HttpEngine(config.address, config.model, tokenizer, headers, config.query, api_key, config.concurrency,
-                      config.deadline, config.retries, config.backoff, chat, exact, seed)  # fmt: skip
-
-
-def _variable(name: str, key: str) -> str:
-    found = os.environ.get(name)
-    if not found:
-        raise EngineError(f"{key}: the environment variable {name} is not set.")
-    return found

@@ -14,7 +14,7 @@ LEAST = 32  # below this many tokens a lookup is not worth it
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Kept:
+class PrefixCache:
     """Ended sequences by slot. They are found by a hash of their tokens, and then compared token by token."""
 
     def __init__(self) -> None:

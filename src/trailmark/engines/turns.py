@@ -8,67 +8,56 @@ waits for one. A party that has nothing yet is admitted even if others have fill
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from trailmark.engines.base import Request
-
-Waiting = tuple[Request, asyncio.Future]
+from trailmark.engines.running import Job
 
 
-class Line:
-    """When each waiting request is due."""
-
+class DueTimes:
     def __init__(self) -> None:
         self.clock = 0
-        self.due: dict[asyncio.Future, int] = {}
         self._last: dict[Any, int] = {}  # of each party, if it is to come
 
-    def join(self, request: Request, future: asyncio.Future, party: Any) -> None:
+    def join(self, job: Job) -> None:
+        """Say when a request is due."""
+        request = job.request
         drawn = request.n * request.max_tokens if request.max_tokens > 1 else 0
-        began = max(self.clock, self._last.get(party, 0))
-        self.due[future] = self._last[party] = began + len(request.prompt) + drawn
-        future.add_done_callback(self.due.pop)
+        began = max(self.clock, self._last.get(job.party, 0))
+        job.due = self._last[job.party] = began + len(request.prompt) + drawn
 
-    def admit(self, chosen: Iterable[asyncio.Future]) -> None:
-        self.clock = max([self.clock, *(self.due.get(f, 0) for f in chosen)])  # one that has left has no due time
+    def admit(self, jobs: Iterable[Job]) -> None:
+        self.clock = max([self.clock, *(job.due for job in jobs if not job.future.done())])
         self._last = {party: due for party, due in self._last.items() if due > self.clock}
 
 
-class Turns:
+@dataclass
+class Admission:
     """One admission: `busy` counts the samples that each party has in work, `ready` of them wait for one of `slots`. At
     most `room` tokens of prompts are computed, or one prompt."""
 
-    def __init__(
-        self,
-        waiting: Sequence[Waiting],
-        parties: Mapping[asyncio.Future, Any],
-        busy: Counter[Any],
-        ready: int,
-        slots: int,
-        room: int,
-    ):
-        self.waiting, self.parties, self.busy, self.ready, self.slots = waiting, parties, busy, ready, slots
-        self.room = room
-        self.full = ready >= slots
-        self.chosen: set[asyncio.Future] = set()
+    busy: Counter[Any]
+    ready: int
+    slots: int
+    room: int
+    admitted: int = 0
 
-    def admits(self, request: Request, future: asyncio.Future) -> bool:
+    def __post_init__(self) -> None:
+        self.full = self.ready >= self.slots
+
+    def admits(self, job: Job) -> bool:
         """Whether a prompt is computed now. Not many are: between two admissions every slot draws a token."""
-        if len(self.chosen) >= self.slots or (self.chosen and len(request.prompt) > self.room):
+        request = job.request
+        if self.admitted >= self.slots or (self.admitted and len(request.prompt) > self.room):
             return False
         if request.max_tokens > 1:
-            party = self.parties.get(future)
-            new = not self.busy.get(party)
+            new = not self.busy.get(job.party)
             if len(self.busy) >= 4 * self.slots if new else self.full or self.ready >= 2 * self.slots:
                 return False  # limits the memory of the stored keys and values
             self.ready += request.n
-            self.busy[party] += request.n
+            self.busy[job.party] += request.n
         self.room -= len(request.prompt)
-        self.chosen.add(future)
+        self.admitted += 1
         return True
-
-    def left(self) -> deque[Waiting]:
-        return deque(one for one in self.waiting if one[1] not in self.chosen)

@@ -22,7 +22,7 @@ def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
     merged into the copy if they are a sum of weights: in a small model they cause most of the kernel launches."""
     model = copy.deepcopy(lm.model)
     model = model.merge_and_unload() if mergeable(lm) else model
-    known = {"sharing": lm.sharing, "reach": lm.reach, "leaks": lm.leaks}
+    known = {"sharing": lm.sharing, "limit": lm.limit, "leaks": lm.leaks}
     return LM(model.to(dtype), lm.tokenizer, lm.name, lm.revision, **known).freeze()
 
 

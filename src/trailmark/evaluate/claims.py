@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from trailmark.errors import DataError, RecipeError, nearest
-from trailmark.evaluate.stats import LEVEL, Interval, crossed, mean_of, paired, proportion, t_interval, welch, wilson
 from trailmark.evaluate.stored_episodes import Key
 from trailmark.evaluate.stored_episodes import verdict as sign_of
+from trailmark.stats.intervals import LEVEL, Interval, crossed, mean_of, paired, proportion, t_interval, welch, wilson
 
 
 @dataclass(frozen=True)

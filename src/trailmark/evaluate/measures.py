@@ -194,7 +194,7 @@ def collect(
             row |= {"p": p, "alone": row["verdict"], "verdict": row["verdict"] if p <= 0.05 else "unclear"}
     if len(seeds) == 1:
         notes.append("One seed: the intervals say nothing about other seeds.")
-    shown = {
+    described = {
         m: measure.model_dump(exclude_defaults=True) | {"metric": measure.metric} for m, measure in measures.items()
     }
-    return {"measures": shown, "arms": arms, "claims": judged, "notes": notes}
+    return {"measures": described, "arms": arms, "claims": judged, "notes": notes}

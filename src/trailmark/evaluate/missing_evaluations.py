@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trailmark.config import SamplingConfig, resolve
-from trailmark.errors import DataError
-from trailmark.evaluate.players import Wish, local_seat, plays_alone
+from trailmark.errors import DataError, Unfinished
+from trailmark.evaluate.players import local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
+from trailmark.failures import listed, unanswered
 from trailmark.runs.store import read_recipe
+from trailmark.score.config import fix_options
 from trailmark.seats.locate import locate
-from trailmark.seats.names import fix_options
 from trailmark.types import Episode
 
 
@@ -40,6 +41,9 @@ def all_evaluated(runs: Sequence[Path], within: str | None = None) -> list[tuple
             raise DataError(_advice(missing[0], runs))
         for path in missing:
             found[path] = _play_like(path, like, found[like][0])
+            if lost := unanswered(found[path][0]):
+                why = f"{len(lost)} of {len(found[path][0])} plays of {path} failed: {listed(list(lost.values()))}."
+                raise Unfinished(f"{why} {_advice(path, runs)}")
     return [found[path] for path in runs]
 
 
@@ -53,7 +57,7 @@ def _play_like(run: Path, like: Path, episodes: Sequence[Episode]) -> tuple[list
     sampling = resolve(recipe.get("sampling") or {}, SamplingConfig)
     source = get_task(task["name"], **fix_options(task.get("options") or {}, like))
     found = dataclasses.replace(found, recipe={**found.recipe, "engine": recipe.get("engine") or {}})
-    seat = local_seat(found, Wish(), sampling, source)
+    seat = local_seat(found, "auto", sampling, source)
     tasks = {e.task.id: e.task for e in episodes}
     times = Counter(e.task.id for e in episodes)
     print(f"{run} has no evaluation: it plays the {len(tasks)} starts of {like} now", file=sys.stderr, flush=True)

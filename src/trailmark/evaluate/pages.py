@@ -1,9 +1,7 @@
-"""The picture of a study, and its page in the docs. Both are made only from study.json; matplotlib is imported when
-needed."""
+"""The picture of a study, and its page in the docs. Both are made only from study.json."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,24 +10,18 @@ from trailmark.errors import DataError
 from trailmark.evaluate.tables import format_interval, study_markdown
 from trailmark.plain_files import read_json
 from trailmark.runs.store import atomic_write
+from trailmark.terminal.pictures import BLUE, GREY, picture
 
-BLUE, GREY = "#2a6f97", "#8d99ae"
 VERDICTS = {"holds": "#2a9d5c", "reversed": "#c8553d", "unclear": "#b08900", "one seed": "#8d99ae"}
-STYLE = {"svg.hashsalt": "trailmark", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def draw(result: Mapping[str, Any], folder: Path) -> None:
     """Draw picture.png and picture.svg: a panel for each measure (a dot is a seed, a bar the interval) and one for the
     claims. The same result gives the same bytes."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     arms, measures, claims = result["arms"], list(result["measures"]), result["claims"]
     panels = len(measures) + bool(claims)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1.2 + 3.6 * panels, 1.4 + 0.42 * max(len(arms), len(claims), 2)), layout="constrained")
-        FigureCanvasAgg(figure)
+    size = (1.2 + 3.6 * panels, 1.4 + 0.42 * max(len(arms), len(claims), 2))
+    with picture(folder / "picture", size) as figure:
         axes = figure.subplots(1, panels, squeeze=False)[0]
         for ax, measure in zip(axes, measures):
             for y, arm in enumerate(arms):
@@ -44,10 +36,6 @@ def draw(result: Mapping[str, Any], folder: Path) -> None:
             _rows(axes[-1], [f"{c['claim']}\n{c['verdict']}" for c in claims], "difference")
         seeds = "one seed" if len(result["seeds"]) == 1 else f"{len(result['seeds'])} seeds"
         figure.suptitle(f"{result['name']}: {seeds}, 95 % intervals", fontsize=10)
-        for kind, meta in (("png", {"Software": None}), ("svg", {"Date": None})):
-            held = io.BytesIO()
-            figure.savefig(held, format=kind, dpi=150, metadata=meta)
-            atomic_write(folder / f"picture.{kind}", held.getvalue())
 
 
 def _bar(ax: Any, y: float, cell: Mapping[str, Any], colour: str) -> None:
@@ -77,7 +65,7 @@ def page(result: Mapping[str, Any], picture: str) -> str:
     words = " ".join([Path(result["file"]).stem, *result["overrides"]])
     budget = ", ".join(f"{v:g} {k}" for k, v in result["budget"].items())
     seeds = ", ".join(map(str, result["seeds"]))
-    said = {
+    meaning = {
         "holds": "holds: the interval of the difference lies above 0",
         "reversed": "reversed: the interval of the difference lies on the other side of 0",
         "unclear": "unclear: the interval of the difference contains 0",
@@ -88,7 +76,7 @@ def page(result: Mapping[str, Any], picture: str) -> str:
            study_markdown(result), f"![{result['name']}]({picture})", ""]  # fmt: skip
     for c in result["claims"]:
         known = c["low"] is not None or c["verdict"] == "one seed"
-        verdict = said[c["verdict"]] if known else "unclear: there is no interval"
+        verdict = meaning[c["verdict"]] if known else "unclear: there is no interval"
         if c["verdict"] != c.get("alone", c["verdict"]):
             verdict = "unclear: the interval alone would decide, but not after the correction for all claims"
         out.append(f"- *{c['claim']}* {verdict} ({format_interval(c, sign=True)}; {c['method']}).")

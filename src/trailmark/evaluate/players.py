@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trailmark import registry
 from trailmark.ask.store import content_key
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError, nearest
+from trailmark.evaluate.options import CountOptions, PlayOptions
 from trailmark.failures import must_be_few, unanswered
+from trailmark.score.config import fix_options
 from trailmark.seats.locate import Located, is_address, locate
-from trailmark.seats.names import fix_options
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode, Task
+from trailmark.types import Annotation, Episode, Task
 
 if TYPE_CHECKING:
     from trailmark.evaluate.run import Kept
@@ -23,51 +24,39 @@ if TYPE_CHECKING:
     from trailmark.rollout.play import Seat
     from trailmark.seats.config import HttpSeat
 
-Wanted = tuple[str, dict[str, Any], str, int | None, int]  # task, options, split, number of starts, seed
+
+@dataclass
+class Played:
+    """What a model played. `about` says how, for the line of JSON."""
+
+    about: dict[str, Any]
+    source: Any
+    episodes: list[Episode] = field(default_factory=list)
+    notes: Sequence[Annotation] = ()  # of the judge
+    beside: Sequence[dict[str, Any]] = ()  # further rows of a table
+    stored: Path | None = None  # the plays of a server, until all of them are there
+    tokenizer: Any = None  # of the policy, if another seat advises it
+    board: Any = None  # the leaderboard that wants its answers
+
+    def rows(self, name: str, count: CountOptions) -> list[dict[str, Any]]:
+        from trailmark.evaluate.run import stage_rows
+
+        commands = None if self.tokenizer is None else self.source.commands
+        return stage_rows(self.episodes, name, count.side, count.seat, count.failed.value, self.tokenizer, commands)
 
 
-@dataclass(frozen=True)
-class Wish:
-    """The options of the command line. None: as in the recipe."""
-
-    task: str | None = None
-    options: Sequence[str] = ()
-    split: str | None = None
-    n: int | None = None
-    samples: int = 1
-    seed: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    device: str = "auto"
-    chat: bool = False
-    react: bool = False
-    served: str | None = None
-    headers: Sequence[str] = ()
-    query: Sequence[str] = ()
-    key_env: str | None = None
-    search: str | None = None
-    value: str | None = None
-    budget: int | None = None
-    tree: bool = False
-    beside: str | None = None  # a MODEL whose run gives task, split and starts to a model without a run
-    whole: bool = False  # every question of the file, whatever the recipe's eval.n says (--leaderboard)
-    out: Path | None = None  # the plays of a server are kept next to this file until all of them are there
-    failures: float = 0.0  # share of them that may fail
-    put: Sequence[str] = ()  # SEAT=MODEL: another model in a seat of the run
-
-
-def varied(wish: Wish, vary: str | None) -> list[tuple[str, Wish]]:
-    """The wish with each value of a task's option, `KEY=A,B,…`, and how a row is called. A value may end in @SPLIT."""
-    if vary is None:
+def varied(wish: PlayOptions) -> list[tuple[str, PlayOptions]]:
+    """The wish with each value of the task's option `--vary KEY=A,B,…`, and how a row is called. A value may end in
+    @SPLIT."""
+    if wish.vary is None:
         return [("", wish)]
-    key, equals, values = vary.partition("=")
+    key, equals, values = wish.vary.partition("=")
     if not equals or not key.isidentifier() or not all(values.split(",")):
-        raise TrailmarkError(f"--vary '{vary}': expected KEY=VALUE,VALUE, such as order=ABCD,DCBA.")
+        raise TrailmarkError(f"--vary '{wish.vary}': expected KEY=VALUE,VALUE, such as order=ABCD,DCBA.")
     made = []
     for value in dict.fromkeys(values.split(",")):
         word, _, split = value.partition("@")
-        one = replace(wish, options=[*wish.options, f"{key}={word}"], split=split or wish.split)
+        one = replace(wish, words=[*wish.words, f"{key}={word}"], split=split or wish.split)
         made.append((f", {key}={value}", one))
     return made
 
@@ -101,22 +90,20 @@ def changed_since(run: Path, config: Any, source: Any) -> list[str]:
     """One sentence for each thing that has changed since the run: its judge, a data file, a function of a seat."""
     from trailmark.runs.data_files import changed_files
 
-    said = [f"{what} since the run began" for what in changed_files(run, config)]
+    changes = [f"{what} since the run began" for what in changed_files(run, config)]
     if source.judge is not None and (why := source.judge.changed(run / "judge")):
-        said.append(f"{why}: rewards of this evaluation cannot be compared with those of the run")
-    return said
+        changes.append(f"{why}: rewards of this evaluation cannot be compared with those of the run")
+    return changes
 
 
-def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """Returns the episodes, and a plain record of how they were made. The record may also hold the policy's tokenizer
-    (if there is a reflector), further rows (`beside`) and the judge's `notes`; the caller removes these before
-    printing. `name` may also be the address of a server, "random" or "oracle"."""
+def play_model(name: str, wish: PlayOptions) -> Played:
+    """`name` may also be the address of a server, "random" or "oracle"."""
     from trailmark.rollout.judged import noting
     from trailmark.tasks import get_task, task_options
 
     found = locate(name)
     recipe = found.recipe
-    alone = not recipe or wish.task is not None or wish.chat or plays_alone(recipe, task_options(wish.options))
+    alone = not recipe or wish.task is not None or wish.chat or plays_alone(recipe, task_options(wish.words))
     if wish.search is not None and (name in ("random", "oracle") or not alone):
         raise TrailmarkError(
             f"eval --search cannot search what {name} plays: it needs one model that plays a task alone."
@@ -126,124 +113,120 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
             "eval --put changes the seats of a run that plays its own task: name a run, and leave out --task, --chat "
             "and --search."
         )
-    if not alone or wish.put:
-        return play_seats(found, wish)
-    own = bool(recipe) and (wish.task is not None or bool(found.section("task")))
-    whose = found if own or wish.beside is None else locate(wish.beside)
+    seated = not alone or bool(wish.put)
+    own = bool(recipe) and (seated or wish.task is not None or bool(found.section("task")))
+    whose = found if own or wish.like is None else locate(wish.like)
     if recipe and not own:  # a run without a task plays that of the other run, with its settings
         found = replace(found, recipe={**recipe, **{k: whose.section(k) for k in ("sampling", "engine")}})
-    like, run = whose.recipe, whose.run
-    wanted = task, options, *_ = _wanted(wish, like)
-    source = get_task(task, **fix_options(options, run if wish.task is None else None))
-    if wish.whole:
-        must_ask_all(source, wanted[2])
-    with noting(source) as notes:
-        episodes, about = _play_alone(found, wish, source, wanted, like)
-    if run is not None and wish.task is None and (changed := changed_since(run, method_of(like)[1], source)):
+    like = whose.recipe if wish.task is None else {}  # the recipe that says what is not given
+    about: dict[str, Any] = {"model": found.folder, **_start(wish, whose.recipe)}
+    task, options, split = about["task"], about["options"], about["split"]
+    source = get_task(task, **fix_options(options, whose.run if wish.task is None else None))
+    made = Played(about, source)
+    if wish.leaderboard is not None:
+        made.board = registry.load("leaderboards", task)(source, split)
+    with noting(source) as made.notes:
+        _play_seats(found, wish, made) if seated else _play_alone(found, wish, made, like)
+    if like and whose.run is not None and (changed := changed_since(whose.run, method_of(like)[1], source)):
         about["warnings"] = changed
-    return episodes, about | {"notes": notes}
+    return made
 
 
-def _play_alone(
-    found: Located, wish: Wish, source: Any, wanted: Wanted, like: Mapping[str, Any]
-) -> tuple[list[Episode], dict[str, Any]]:
-    """Let one model play a task. Starts and settings come from the recipe `like`, unless the wish says otherwise."""
-    name, folder, recipe = found.name, found.folder, found.recipe
-    task, options, split, n, seed = wanted
-    said = {"temperature": wish.temperature, "top_p": wish.top_p, "max_tokens": wish.max_tokens}
-    given = {k: v for k, v in said.items() if v is not None}
-    sampling = resolve({**(recipe.get("sampling") or {}), **given}, SamplingConfig)
-    about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
-             "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
-    starts = partial(starts_like, like if wish.task is None else {}, source, split, n, seed)
-    if name in ("random", "oracle"):
-        from trailmark.models.tiny import tiny_tokenizer
-        from trailmark.seats.reference_players import oracle_player, random_player
-
-        player = random_player if name == "random" else oracle_player
-        every = [t for t in starts() for _ in range(wish.samples)]
-        return player(source, seed + 1, tiny_tokenizer(), every), about
-
-    from trailmark.evaluate.prompted import Prompted, lists_actions
-    from trailmark.evaluate.run import evaluate
-
-    remote = is_address(name)
-    if remote:
-        seat = remote_seat(name, wish, sampling)
-    else:
-        seat = local_seat(found, wish, sampling, source)
-    kept = kept_plays(name, wish, about, source, [seat])
-    tasks = starts()  # after `bind`: the world may need the tokenizer, as in training
-    if remote and not wish.chat and not lists_actions(source, split, seed):
-        seat = searched_seat(source, seat, wish)
-        played = evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed, kept=kept)
-        return played.episodes, {**about, "search": wish.search, "value": wish.value}
-    if wish.search is not None:
-        from trailmark.evaluate.searched import play_searched
-
-        about.pop("kept", None)
-        chosen, about = play_searched(source, seat, wish, about)
-        lost = list(unanswered(chosen).values())
-        must_be_few(f"plays of {name}", lost, len(chosen), wish.failures, "--failures", then="Nothing was kept.")
-        return chosen, about
-    if not (remote or wish.chat):
-        return evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed, kept=kept).episodes, about
-    prompted = Prompted(wish.react)
-    kept = kept and replace(kept, noted=lambda e: prompted.noted([e])[0])
-    report = evaluate(source, [seat], prompted.protocol(), tasks=tasks, samples=wish.samples, seed=seed, kept=kept)
-    turns = sum(t.action is not None for e in report.episodes for t in e.turns)
-    noted = prompted.noted(report.episodes)
-    drawn = sum(e.info["guessed"] for e in noted)
-    return noted, {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
-
-
-def kept_plays(name: str, wish: Wish, about: dict[str, Any], source: Any, seats: Sequence[Seat]) -> Kept | None:
-    """Where plays are kept until all of them are there, if a server plays or judges: another file for other settings.
-    Adds the place to `about`."""
-    from trailmark.evaluate.run import Kept
-
-    judged = source.judge is not None and source.judge.asks_server
-    if wish.out is None or not (judged or any(s.kind == "remote" for s in seats)):
-        return None
-    asked = {**about, "name": name, "chat": wish.chat, "react": wish.react, "served": wish.served,
-             "query": list(wish.query), "search": wish.search, "value": wish.value, "budget": wish.budget}  # fmt: skip
-    about["kept"] = wish.out.with_name(f"{wish.out.stem}.{content_key(asked)[:12]}.jsonl")
-    return Kept(about["kept"], wish.failures, f"plays of {name}")
-
-
-def _wanted(wish: Wish, like: Mapping[str, Any]) -> Wanted:
-    """Task, options, split, number of starts and seed: as the wish says, else as the recipe `like` does."""
+def _start(wish: PlayOptions, like: Mapping[str, Any]) -> dict[str, Any]:
+    """What is played: as the wish says, else as the recipe `like` does."""
     from trailmark.tasks import task_options
 
     own, evaluated = like.get("task") or {}, like.get("eval") or {}
     if wish.task is None and "name" not in own:
         raise TrailmarkError("eval: which task? Such as --task taxi mode=pickup.")
-    options = own.get("options") or {} if wish.task in (None, own.get("name")) else {}
-    options = asked_whole(wish, wish.task or own["name"], options | task_options(wish.options))
-    split, n = wish.split or evaluated.get("split", "test"), wish.n or evaluated.get("n")
-    seed = like.get("seed", 0) if wish.seed is None else wish.seed
-    return wish.task or own["name"], options, split, None if wish.whole else n, seed
+    task, n = wish.task or own["name"], wish.n or evaluated.get("n")
+    options = own.get("options") or {} if task == own.get("name") else {}
+    options = options | task_options(wish.words)
+    if wish.leaderboard is not None:
+        if task not in (boards := registry.ours("leaderboards")):
+            raise TrailmarkError(f"eval: --leaderboard is for task {' or '.join(boards)}, not for '{task}'.")
+        options, n = registry.load("leaderboards", task).options(options), None
+    return {"task": task, "options": options, "split": wish.split or evaluated.get("split", "test"), "n": n,
+            "samples": wish.samples, "seed": like.get("seed", 0) if wish.seed is None else wish.seed}  # fmt: skip
 
 
-def asked_whole(wish: Wish, task: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a task. If every question is asked, those that would be left out are kept."""
-    if wish.whole and task != "logic":
-        raise TrailmarkError(f"eval: --leaderboard is for task logic, not for '{task}'.")
-    keep = wish.whole and options.get("repeats", "leave") == "leave"
-    return {**options, **({"repeats": "keep"} if keep else {})}
+def _play_alone(found: Located, wish: PlayOptions, made: Played, like: Mapping[str, Any]) -> None:
+    """Let one model play. Starts and settings come from the recipe `like`, unless the wish says otherwise."""
+    name, source, about = found.name, made.source, made.about
+    split, seed = about["split"], about["seed"]
+    asked = {"temperature": wish.temperature, "top_p": wish.top_p, "max_tokens": wish.max_tokens}
+    given = {k: v for k, v in asked.items() if v is not None}
+    sampling = resolve({**(found.recipe.get("sampling") or {}), **given}, SamplingConfig)
+    about["sampling"] = sampling.model_dump()
+    if name in ("random", "oracle"):
+        from trailmark.models.tiny import tiny_tokenizer
+        from trailmark.rollout.reference_players import oracle_player, random_player
+
+        player = random_player if name == "random" else oracle_player
+        every = [t for t in starts_like(like, source, about) for _ in range(wish.samples)]
+        made.episodes = player(source, seed + 1, tiny_tokenizer(), every)
+        must_be_answered(name, made.episodes, wish)
+        return
+
+    from trailmark.evaluate.run import evaluate
+    from trailmark.evaluate.zero_shot import ZeroShot, lists_actions
+
+    remote = is_address(name)
+    seat = remote_seat(name, wish, sampling) if remote else local_seat(found, wish.device, sampling, source)
+    # after `bind`: the world may need the tokenizer, as in training
+    how: dict[str, Any] = {"tasks": starts_like(like, source, about), "samples": wish.samples, "seed": seed}
+    in_words = wish.chat or (remote and lists_actions(source, split, seed))
+    if wish.search is not None and (in_words or not remote):
+        from trailmark.evaluate.search import play_searched
+
+        plain = play_searched(seat, wish, made)
+        must_be_answered(name, list({e.id: e for e in (*plain, *made.episodes)}.values()), wish)
+        return
+    kept = kept_plays(name, wish, made, [seat])
+    made.stored = None if kept is None else kept.path
+    if not in_words:
+        if remote:
+            seat = searched_seat(source, seat, wish)
+            about |= {"search": wish.search, "value": wish.value}
+        made.episodes = evaluate(source, [seat], kept=kept, **how).episodes
+        return
+    words = ZeroShot(wish.react)
+    kept = kept and replace(kept, noted=lambda e: words.noted([e])[0])
+    made.episodes = words.noted(evaluate(source, [seat], words.protocol(), kept=kept, **how).episodes)
+    turns = sum(t.action is not None for e in made.episodes for t in e.turns)
+    about |= {"react": wish.react, "decisions": turns, "guessed": sum(e.info["guessed"] for e in made.episodes)}
 
 
-def must_ask_all(source: Any, split: str) -> None:
-    """Refuse a split of which only some questions would be asked."""
-    asked, size = len(source.questions(split)), source.size(split)
-    if asked < size:
-        raise TrailmarkError(
-            f"eval: --leaderboard needs an answer to every question, and cut={source.cut} leaves {asked} of {size} to "
-            f"'{split}': name a split of the files with --split, and leave out cut."
-        )
+def must_be_answered(name: str, played: list[Episode], wish: PlayOptions) -> None:
+    """Plays that are not stored one by one: an error if servers did not answer in too many of them."""
+    lost = list(unanswered(played).values())
+    must_be_few(f"plays of {name}", lost, len(played), wish.failures, "--failures", then="Nothing was kept.")
 
 
-def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
+def kept_plays(name: str, wish: PlayOptions, made: Played, seats: Sequence[Seat], **more: Any) -> Kept | None:
+    """Where plays are stored until all of them are there, if a server plays or judges: another file for other
+    settings."""
+    from trailmark.evaluate.run import Kept
+
+    judge = made.source.judge
+    judged = judge is not None and judge.asks_server
+    if wish.out is None or not (judged or any(s.kind == "remote" for s in seats)):
+        return None
+    asked = {**made.about, **more, "name": name, "chat": wish.chat, "react": wish.react, "served": wish.server.served,
+             "query": list(wish.server.query or ()), "search": wish.search, "value": wish.value,
+             "budget": wish.budget}  # fmt: skip
+    path = wish.out.with_name(f"{wish.out.stem}.{content_key(asked)[:12]}.jsonl")
+    if judged:
+        judge.keep(judge_of(path))  # its answers about plays that are not stored yet
+    return Kept(path, wish.failures, f"plays of {name}")
+
+
+def judge_of(stored: Path) -> Path:
+    """The folder of a judge's answers, beside the plays that are stored."""
+    return stored.with_suffix(".judge")
+
+
+def remote_seat(url: str, wish: PlayOptions, sampling: SamplingConfig) -> Seat:
     """The seat of a model behind an address. The server must answer."""
     from trailmark.rollout.play import Seat
     from trailmark.seats.open import open_server
@@ -253,96 +236,76 @@ def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
     return Seat("policy", engine, sampling_law(sampling), sampling.max_tokens, kind="remote")
 
 
-def server(url: str, wish: Wish) -> HttpSeat:
+def server(url: str, wish: PlayOptions) -> HttpSeat:
     from trailmark.seats.config import HttpSeat
     from trailmark.seats.open import UNNAMED
 
-    return HttpSeat(address=url, model=wish.served or UNNAMED, headers=pairs(wish.headers, "--header"),
-                    query=pairs(wish.query, "--query"), api_key_env=wish.key_env)  # fmt: skip
+    return HttpSeat.model_validate({"address": url, "model": UNNAMED, **wish.server.section()})
 
 
-def pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """Parse NAME=VALUE options. VALUE may be env:VARIABLE, so that a secret (Azure's `api-key`) need not be on the
-    command line."""
-    for word in words:
-        if "=" not in word:
-            raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
-    return {k.strip(): v for k, _, v in (w.partition("=") for w in words)}
-
-
-def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any) -> Seat:
+def local_seat(found: Located, device: str, sampling: SamplingConfig, source: Any) -> Seat:
     """The seat of a model in this process, with the engine settings of its run. `source` takes its labels from the
     tokenizer."""
     from trailmark.seats.config import LocalSeat
     from trailmark.seats.table import Table
 
-    model = ModelConfig.model_validate({"name": found.folder, "device": wish.device, "dtype": found.dtype})
+    model = ModelConfig.model_validate({"name": found.folder, "device": device, "dtype": found.dtype})
     table = Table({"policy": LocalSeat(model=model, engine=found.engine, sampling=sampling)})
     table.bind(source)
     return table.seats[0]
 
 
-def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
+def searched_seat(source: Any, seat: Seat, wish: PlayOptions) -> Seat:
     """The seat of a server: plain, or with a search over its answers."""
     if wish.search is None:
         return seat
-    from trailmark.evaluate.searched import answer_search
+    from trailmark.evaluate.search import answer_search
     from trailmark.rollout.search import parse_plan
 
     ends = tuple(source.step_ends)
     return answer_search(seat, parse_plan(wish.search, step_ends=ends, budget=wish.budget), wish.value)
 
 
-def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | None, seed: int) -> Sequence[Task]:
+def starts_like(recipe: Mapping[str, Any], source: Any, about: Mapping[str, Any]) -> Sequence[Task]:
     """The starts of the run's own evaluation. Without a run: the starts of the task."""
+    where = source, about["split"], about["n"], about["seed"]
     if not recipe:
-        return draw_tasks(source, split, n, seed)
+        return draw_tasks(*where)
     method, config = method_of(recipe)
-    return method.starts(config, source, split, n, seed)
+    return method.starts(config, *where)
 
 
-def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
+def _play_seats(found: Located, wish: PlayOptions, made: Played) -> None:
     """Play a run with several seats: all models come from one checkpoint, as in the run's own evaluation."""
     from trailmark.evaluate.run import evaluate
-    from trailmark.rollout.judged import noting
     from trailmark.seats.table import Table, stored_seats
-    from trailmark.tasks import get_task, task_options
 
-    task = found.section("task")
-    options = asked_whole(wish, str(task.get("name")), (task.get("options") or {}) | task_options(wish.options))
-    method, config = method_of(found.recipe, {**task, "options": options})
-    source = get_task(config.task.name, **fix_options(options, found.run))
+    source, about = made.source, made.about
+    method, config = method_of(found.recipe, {**found.section("task"), "options": about["options"]})
     stored = stored_seats(
         method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device
     )
     stored = {**stored, **other_players(stored, wish)}
     table = Table({name: redrawn(seat, wish) for name, seat in stored.items()}, seed=config.seed)
     table.bind(source)
-    split, n = wish.split or config.eval.split, None if wish.whole else wish.n or config.eval.n
-    if wish.whole:
-        must_ask_all(source, split)
-    seed = config.seed if wish.seed is None else wish.seed
-    tasks, protocol = method.starts(config, source, split, n, seed), method.evaluation_protocol(config, source)
-    about = {"model": found.folder, "task": config.task.name, "options": options, "split": split, "n": n,
-             "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats],
-             **({"put": list(wish.put)} if wish.put else {})}  # fmt: skip
-    kept = kept_plays(found.name, wish, about | {"law": [wish.temperature, wish.top_p]}, source, table.seats)
-    with noting(source) as notes:
-        report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed, kept=kept)
-    about |= {"tokenizer": table.tokenizer, "commands": source.commands, "notes": notes}
-    about |= {} if kept is None else {"kept": kept.path}
-    if found.run is not None and (changed := changed_since(found.run, config, source)):
-        about["warnings"] = changed
-    return report.episodes, about
+    tasks = method.starts(config, source, about["split"], about["n"], about["seed"])
+    protocol = method.evaluation_protocol(config, source)
+    about |= {"seats": [s.name for s in table.seats], **({"put": wish.put} if wish.put else {})}
+    kept = kept_plays(found.name, wish, made, table.seats, law=[wish.temperature, wish.top_p])
+    report = evaluate(
+        source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=about["seed"], kept=kept
+    )
+    made.episodes, made.tokenizer = report.episodes, table.tokenizer
+    made.stored = None if kept is None else kept.path
 
 
-def other_players(seats: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
+def other_players(seats: Mapping[str, Any], wish: PlayOptions) -> dict[str, Any]:
     """The seats that `--put SEAT=MODEL` fills with other models, which sample as the run's recipe says. Of a checkpoint
     with several models, the one of this seat is meant, else its policy."""
     from trailmark.seats.config import LocalSeat
 
     out: dict[str, Any] = {}
-    for word in wish.put:
+    for word in wish.put or ():
         name, _, model = word.partition("=")
         if not model:
             raise TrailmarkError(f"eval --put '{word}': expected SEAT=MODEL, such as agent=runs/other.")
@@ -361,10 +324,10 @@ def other_players(seats: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
     return out
 
 
-def redrawn(seat: Any, wish: Wish) -> Any:
+def redrawn(seat: Any, wish: PlayOptions) -> Any:
     """A seat in this process with the sampling settings of the wish."""
-    said = {"temperature": wish.temperature, "top_p": wish.top_p}
-    more = {k: v for k, v in said.items() if v is not None}
+    asked = {"temperature": wish.temperature, "top_p": wish.top_p}
+    more = {k: v for k, v in asked.items() if v is not None}
     if seat.kind != "local" or not more:
         return seat
     return seat.model_copy(update={"sampling": seat.sampling.model_copy(update=more)})

@@ -23,13 +23,12 @@ from typing import Any, Literal
 
 from trailmark import registry
 from trailmark.errors import DataError, nearest, shorten
-from trailmark.evaluate.copy_rate import copy_rate
-from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 from trailmark.methods.collect import play_left
 from trailmark.rollout.play import Protocol, Seat, must_show, play, start_all
 from trailmark.runs.collect import Collection
 from trailmark.samples import scored
+from trailmark.stats.intervals import mean_of, proportion
 from trailmark.tasks.base import TaskSource, declared, draw_tasks
 from trailmark.types import Episode, Failed, Invalid, Outcome, Scored, Task
 
@@ -124,43 +123,44 @@ def summarise(
                            "high": None if low is None else 0.0 - low}  # fmt: skip
         parts = dict.fromkeys(f"reward/{name}" for e in good for name in _score(e, side).parts)
         for name in parts:
-            told = [(e.task.id, v) for e in good if (v := value_of(e, name, side)) is not None]
-            metrics[name] = mean_of([v for _, v in told], [start for start, _ in told]).plain()
+            values = [(e.task.id, v) for e in good if (v := value_of(e, name, side)) is not None]
+            metrics[name] = mean_of([v for _, v in values], [start for start, _ in values]).plain()
         for length in ("turns", "tokens"):
             metrics[length] = mean_of([value_of(e, length, side, seat) or 0.0 for e in good], starts).plain()
         for more in registry.ours("metrics"):
-            if told := [(e.task.id, v) for e in good if (v := value_of(e, more, side)) is not None]:
-                metrics[more] = mean_of([v for _, v in told], [start for start, _ in told]).plain()
+            if values := [(e.task.id, v) for e in good if (v := value_of(e, more, side)) is not None]:
+                metrics[more] = mean_of([v for _, v in values], [start for start, _ in values]).plain()
         metrics |= _tries(episodes, side, answer or read_answer, failed)
-        if tokenizer is not None and (share := copy_rate(good, tokenizer, commands)) is not None:
-            metrics["followed"] = share
-    said = warning(episodes, row, side)
-    return {**row, "metrics": metrics, **({"warning": said} if said else {})}
+        for more in registry.ours("advice") if tokenizer is not None else ():
+            if (share := registry.load("advice", more)(good, tokenizer, commands)) is not None:
+                metrics[more] = share
+    warned = warning(episodes, row, side)
+    return {**row, "metrics": metrics, **({"warning": warned} if warned else {})}
 
 
 def successes(episodes: Sequence[Episode], side: str | None, failed: FailedAs) -> list[tuple[str, float]]:
     """(start, 1 or 0) for every episode that counts. Empty if the world does not report success. If all failed, nobody
     knows whether it does; as lost they count 0."""
     won = [(e.task.id, v) for e in episodes if (v := value_of(e, "success", side, failed=failed)) is not None]
-    told = any(value_of(e, "success", side) is not None for e in episodes)
-    return won if told or all(isinstance(_outcome(e, side), Failed) for e in episodes) else []
+    reported = any(value_of(e, "success", side) is not None for e in episodes)
+    return won if reported or all(isinstance(_outcome(e, side), Failed) for e in episodes) else []
 
 
 def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | None = None) -> str:
     """What the reader of a row must know: how many episodes failed, why the first one failed, and how they are counted;
     how many are invalid; how many answers were not understood. Empty if all is well."""
-    said = []
+    parts = []
     if n := row["failed"]:
         why = next(o.error for e in episodes if isinstance(o := _outcome(e, side), Failed))
         how = "counted as lost" if row["failed_as"] == "lost" else "in no average; --failed lost counts them as lost"
-        said.append(f"{n} of {row['episodes']} episodes failed ({how}); the first: {_short(why)}")
+        parts.append(f"{n} of {row['episodes']} episodes failed ({how}); the first: {_short(why)}")
     if n := row.get("hidden"):
-        said.append(f"{n} of {row['episodes']} questions have a hidden label (played, not scored)")
+        parts.append(f"{n} of {row['episodes']} questions have a hidden label (played, not scored)")
     if n := row["invalid"]:
-        said.append(f"{n} of {row['episodes']} episodes are invalid (in no average)")
+        parts.append(f"{n} of {row['episodes']} episodes are invalid (in no average)")
     if row.get("guessed"):
-        said.append(f"{row['guessed']} of {row['decisions']} answers named no action: one was drawn at random")
-    return ". ".join(said)
+        parts.append(f"{row['guessed']} of {row['decisions']} answers named no action: one was drawn at random")
+    return ". ".join(parts)
 
 
 def _short(text: str) -> str:
@@ -249,8 +249,8 @@ def read_answer(episode: Episode) -> str | None:
     if "answer" in episode.info:
         found = episode.info["answer"]
         return None if found is None or not str(found).strip() else str(found)
-    said = (registry.load("answers", name)(episode) for name in registry.ours("answers"))
-    return next((answer for answer in said if answer is not None), None) or None
+    answers = (registry.load("answers", name)(episode) for name in registry.ours("answers"))
+    return next((answer for answer in answers if answer is not None), None) or None
 
 
 def _tries(episodes: Sequence[Episode], side: str | None, answer: Answer, failed_as: FailedAs) -> dict[str, Any]:
@@ -275,14 +275,14 @@ def _tries(episodes: Sequence[Episode], side: str | None, answer: Answer, failed
     (n,) = sizes
     for k in powers_of_two(n):
         found[f"pass@{k}"] = mean_of([pass_at_k(n, sum(right for _, right in v), k) for v in tries]).plain()
-    if any(said is not None for v in tries for said, _ in v):
-        rights = [{said: right for said, right in v if said is not None} for v in tries]
+    if any(given is not None for v in tries for given, _ in v):
+        rights = [{given: right for given, right in v if given is not None} for v in tries]
         for k in powers_of_two(n):
-            values = [majority_at_k([said for said, _ in v], right, k) for v, right in zip(tries, rights)]
+            values = [majority_at_k([given for given, _ in v], right, k) for v, right in zip(tries, rights)]
             found[f"maj@{k}"] = mean_of(values).plain()
         if all("options" in e.task.data for e in episodes):  # the one vote of all n, as the paper counts it
             from trailmark.answers import most_common
 
-            firsts = [right.get(most_common(said or "" for said, _ in v), False) for v, right in zip(tries, rights)]
+            firsts = [right.get(most_common(given or "" for given, _ in v), False) for v, right in zip(tries, rights)]
             found[f"sc@{n}"] = proportion([float(x) for x in firsts]).plain()
     return found

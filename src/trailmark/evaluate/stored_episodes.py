@@ -14,10 +14,10 @@ import numpy as np
 
 from trailmark.errors import DataError
 from trailmark.evaluate.run import METRICS, FailedAs, check_sides, value_of
-from trailmark.evaluate.stats import Interval, paired, sign_test
 from trailmark.runs.annotations import named_episodes
 from trailmark.runs.episode_json import object_to_json
 from trailmark.runs.store import read_recipe, read_segment, segments
+from trailmark.stats.intervals import Interval, paired, sign_test
 from trailmark.tasks import task_class, task_names
 from trailmark.types import Episode
 
@@ -64,6 +64,12 @@ def commands_of(files: Sequence[Path]) -> Mapping[str, str]:
     task = read_recipe(run).get("task")
     name = task.get("name") if isinstance(task, dict) else None
     return task_class(name).commands if name in task_names() else {}
+
+
+def hears_words(episodes: Sequence[Episode]) -> bool:
+    """Whether an actor may have seen the words of another seat."""
+    pairs = [(a, b) for e in episodes for a, b in zip(e.turns, e.turns[1:])]
+    return any(a.action is None and a.text.strip() and b.action is not None and a.seat != b.seat for a, b in pairs)
 
 
 def read_files(files: Sequence[Path]) -> list[Episode]:

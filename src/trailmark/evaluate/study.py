@@ -30,7 +30,7 @@ from pydantic import Field, NonNegativeInt, create_model, field_validator, model
 from trailmark import __version__, methods, registry
 from trailmark.config import Config, RunConfig, Seed, load_recipe, resolve
 from trailmark.data.for_studies import StudyData
-from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nearest
+from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, Unfinished, nearest
 from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
 from trailmark.methods.pipeline import training_stage
@@ -174,8 +174,8 @@ def _words(keys: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _sweep_name(keys: Mapping[str, Any]) -> str:
-    shown = lambda v: v if isinstance(v, str) else json.dumps(v)
-    return ",".join(f"{k.rsplit('.', 1)[-1]}={shown(v)}" for k, v in keys.items())
+    text = lambda v: v if isinstance(v, str) else json.dumps(v)
+    return ",".join(f"{k.rsplit('.', 1)[-1]}={text(v)}" for k, v in keys.items())
 
 
 def expand(study: StudyConfig, file: Path) -> list[Spec]:
@@ -265,7 +265,7 @@ def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
 
     outputs = None if spec.home == "before" else ("recipe.yaml", "metrics.jsonl", "evaluation", "results.json")
     name = f"{spec.home}/{spec.runs}/seed-{seed}"
-    made = training_stage(name, method, config, out, outputs=outputs, grows=("steps",))
+    made = training_stage(name, config, out, outputs=outputs, grows=("steps",), method=method)
     return replace(made, make=announced)
 
 
@@ -276,7 +276,8 @@ def bring(stage: pipeline.Stage, out: Path, seed: int, title: str) -> bool:
     except RunBusy:
         return False
     except TrailmarkError as e:
-        raise RunError(f"{title}, seed {seed}: {e}") from e
+        kind = Unfinished if e.code == 1 else RunError
+        raise kind(f"{title}, seed {seed}: {e}") from e
     gc.collect()  # free the memory of this arm's models before the next arm
     return True
 

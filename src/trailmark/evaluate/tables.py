@@ -51,8 +51,8 @@ def grid(
         room = width - sum(max(map(len, column)) + 3 for column in list(zip(head, *rows))[1:]) - 4
         rows = [[shorten(first, room), *rest] for first, *rest in rows]
     whole = sum(max(map(len, column)) + 3 for column in zip(head, *rows)) + 1  # a title may be as wide as its table
-    said = " ".join(shorten(word, whole) for word in title.split(" "))  # it is broken between words, never cut
-    out = Table(title=escape(said), title_justify="left")
+    words = " ".join(shorten(word, whole) for word in title.split(" "))  # it is broken between words, never cut
+    out = Table(title=escape(words), title_justify="left")
     for i, column in enumerate(head):
         out.add_column(escape(column), justify="left" if i < left else "right", no_wrap=True)
     for row in rows:

@@ -66,7 +66,7 @@ def read(
     cannot be read; without it such a row refuses the file."""
     kind = find(format)
     from trailmark.formats import own_episodes, turns
-    from trailmark.formats.messages import unread
+    from trailmark.formats.conversations import unread
     from trailmark.formats.rows import each
 
     if format == "episodes":

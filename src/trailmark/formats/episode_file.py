@@ -17,8 +17,8 @@ from typing import Any
 from trailmark import formats
 from trailmark.errors import DataError
 from trailmark.formats import own_episodes, turns
+from trailmark.formats.conversations import unread
 from trailmark.formats.line_file import Lines
-from trailmark.formats.messages import unread
 from trailmark.formats.rows import Row, RowFile
 from trailmark.progress import counted
 from trailmark.runs.store import from_json

@@ -29,11 +29,5 @@ PROVIDES = {
             "rewards": False,
             "holds": ("preferred",),
         },
-        "step-labels": {
-            "module": "trailmark.formats.step_labels",
-            "about": "lines of {question, steps, labels}, or of PRMBench",
-            "rewards": False,
-            "holds": ("label",),
-        },
     }
 }

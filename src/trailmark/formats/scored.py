@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.formats.messages import checked_messages, plain_messages
+from trailmark.formats.conversations import checked_messages
+from trailmark.formats.messages import plain_messages
 from trailmark.formats.rows import Row, put_number
 from trailmark.formats.turns import (
     Imported,
@@ -110,8 +111,8 @@ def pairs_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, Any]
     rows = []
     for chosen, rejected in tie_pairs(episodes):
         a, b = turn_of(w, chosen), turn_of(w, rejected)
-        prompt, said = prompt_of(w, chosen, a), {"chosen": chosen.turns[a].text, "rejected": rejected.turns[b].text}
+        prompt, sides = prompt_of(w, chosen, a), {"chosen": chosen.turns[a].text, "rejected": rejected.turns[b].text}
         if prompt_of(w, rejected, b) != prompt:
             raise DataError(f"pair '{chosen.info['pair']}': the two sides answer different prompts.")
-        rows.append({"prompt": prompt, **said, **row_of(chosen, "pairs")})
+        rows.append({"prompt": prompt, **sides, **row_of(chosen, "pairs")})
     return rows

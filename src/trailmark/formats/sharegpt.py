@@ -28,8 +28,8 @@ def sharegpt_from_row(r: Reader, row: Row) -> Imported:
     rest = {k: v for k, v in item.items() if k != "conversations"}
     reward = row.number(rest.get("score"), "score")
     e = conversation(r, messages, reward, {"format": "sharegpt", "row": rest})
-    said = [m for m in messages if m["role"] == "assistant"]
-    scores = [(i, row.number(m.get("score"), "score")) for i, m in enumerate(said)]
+    answers = [m for m in messages if m["role"] == "assistant"]
+    scores = [(i, row.number(m.get("score"), "score")) for i, m in enumerate(answers)]
     return Imported([e], [Annotation(e.id, "score", "turn", (s,), i, "sharegpt") for i, s in scores if s is not None])
 
 
@@ -52,8 +52,8 @@ def sharegpt_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, A
 
     def item(e: Episode) -> dict[str, Any]:
         messages, out = messages_of(w, e), []
-        said = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
-        turn = dict(zip(reversed(said), reversed(turns_of(w, e))))  # a canned first answer is not a turn
+        answers = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
+        turn = dict(zip(reversed(answers), reversed(turns_of(w, e))))  # a canned first answer is not a turn
         for k, m in enumerate(messages):
             rest = {key: v for key, v in m.items() if key not in ("role", "content", "tag")}
             if k in turn and (score := scores.get((e.id, turn[k]))) is not None:

@@ -99,7 +99,7 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
     """Text as it is: the prompt (`chat.as_written`), after a BOS if the tokenizer adds one and the text has none; the
     response; and one eos if `end` is true. No token crosses the border. `steps` are the characters of the response at
     which reasoning steps begin. They become spans that cover the turn; a token belongs to the step in which it ends."""
-    tokenizer, said = r.tokenizer, response
+    tokenizer, text = r.tokenizer, response
     eos = tokenizer.eos_token or ""
     if end and not eos:
         raise ModelError("this tokenizer has no eos token, so a response cannot end; set eos_token")
@@ -108,12 +108,12 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
     if r.bounds is not None:
         asked, answer = _sure(r.bounds.texts.most(prompt)), _sure(r.bounds.texts.most(response))
         both: Any = range(asked + 1), range(answer + 1)  # with a BOS and an end
-        return Turn(r.seat, *both, stop="stopped" if end else "", text=said)
-    shown = chat.as_written(tokenizer, prompt)
+        return Turn(r.seat, *both, stop="stopped" if end else "", text=text)
+    start = chat.as_written(tokenizer, prompt)
     if adds_bos(tokenizer) and not prompt.startswith(tokenizer.bos_token):
-        shown = mark(tokenizer.bos_token) + shown
+        start = mark(tokenizer.bos_token) + start
     written = Marked(response.removesuffix(eos)) + mark(eos) if end else Marked(response)
-    before, head = shown, encode(tokenizer, shown)
+    before, head = start, encode(tokenizer, start)
     cut = len(head)
     ids, ends = _encode(tokenizer, before + written, bool(steps))
     if ids[:cut] != head:  # encoded after a special token: alone, some tokenizers would add a space in front
@@ -124,7 +124,7 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
         raise DataError(f"the {'prompt' if not head else 'response'} has no tokens: there is nothing to learn from")
     borders = [0, *token_borders(ends, steps[1:]), len(tokens)] if steps else []
     spans = tuple(pairwise(borders))
-    return Turn(r.seat, tuple(head), tokens, steps=spans, stop="stopped" if end else "", text=said)
+    return Turn(r.seat, tuple(head), tokens, steps=spans, stop="stopped" if end else "", text=text)
 
 
 def _sure(most: int | None) -> int:
@@ -137,11 +137,11 @@ def _measured_turns(
     r: Reader, bounds: chat.ChatBounds, messages: Sequence[chat.Message], given: Collection[int]
 ) -> tuple[Turn, ...]:
     """One turn. Whether several are one sequence depends on what a template makes of the texts."""
-    said = [m for i, m in enumerate(messages) if m["role"] == "assistant" and i not in given]
-    if len(said) != 1 or said[0] is not messages[-1]:
+    answers = [m for i, m in enumerate(messages) if m["role"] == "assistant" and i not in given]
+    if len(answers) != 1 or answers[0] is not messages[-1]:
         raise Unsure
     tokens: Any = range(_sure(bounds.most(messages)))
-    return (Turn(r.seat, tokens, (0,), stop="stopped", text=said[0]["content"]),)
+    return (Turn(r.seat, tokens, (0,), stop="stopped", text=answers[0]["content"]),)
 
 
 def _encode(tokenizer: Any, text: str, ends: bool) -> tuple[list[int], list[int]]:
@@ -284,14 +284,14 @@ def messages_of(w: Writer, e: Episode) -> list[dict[str, Any]]:
         seen = _decode(w, e, i)
         for roles in [["user"]] if messages else [["user"], ["system", "user"]]:
             asked = [*messages, *({"role": r, "content": chat.PROBE} for r in roles)]
-            shown = chat.render(w.tokenizer, asked, True, template=_template(w.tokenizer)).text
-            if told := re.fullmatch("(.*?)".join(map(re.escape, shown.split(chat.PROBE))), seen, re.DOTALL):
-                messages += [{"role": r, "content": c} for r, c in zip(roles, told.groups())]
+            pattern = chat.render(w.tokenizer, asked, True, template=_template(w.tokenizer)).text
+            if match := re.fullmatch("(.*?)".join(map(re.escape, pattern.split(chat.PROBE))), seen, re.DOTALL):
+                messages += [{"role": r, "content": c} for r, c in zip(roles, match.groups())]
                 break
         else:
             if "format" in e.info and "prompt" in e.task.data and len(e.turns) == 1:
-                said = e.turns[i].text
-                return [{"role": "user", "content": prompt_of(w, e, i)}, {"role": "assistant", "content": said}]
+                answer = e.turns[i].text
+                return [{"role": "user", "content": prompt_of(w, e, i)}, {"role": "assistant", "content": answer}]
             raise DataError(f"episode '{e.id}': turn {i} is not part of a conversation of this chat template.")
         messages.append({"role": "assistant", "content": e.turns[i].text})
     return messages

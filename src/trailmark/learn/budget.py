@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from trailmark.memory import free_memory
+from trailmark.models.context_limit import text_config
 from trailmark.models.lm import LM
-from trailmark.models.reach import text_config
 
 PLAIN = 8192  # on a CPU, where larger micro-batches are not faster
 LEAST, MOST = 1024, 1 << 17

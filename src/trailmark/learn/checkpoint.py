@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from trailmark.errors import RunError, TrailmarkError
+from trailmark.errors import RunError, TrailmarkError, first_line
 from trailmark.fault_points import point
 from trailmark.learn.learner import Learner
 from trailmark.models.adapters import name_base
@@ -169,8 +169,7 @@ def go_back(folder: Path, learner: Learner, load: Callable[[Mapping[str, Any]], 
             state = restore(path, learner)
             load(state["method"])
         except DAMAGE as problem:
-            said = str(problem).strip().splitlines() or [type(problem).__name__]
-            damaged.append((path, f"{path} is damaged ({said[0][:200]})"))
+            damaged.append((path, f"{path} is damaged ({first_line(problem)})"))
             continue
         for bad, why in damaged:  # only now: if no checkpoint can be read, no file is moved
             print(

@@ -82,7 +82,7 @@ class Training:
         """Restore a `state`."""
         return None
 
-    def noting(self) -> contextlib.AbstractContextManager[list[Annotation]]:
+    def collect_notes(self) -> contextlib.AbstractContextManager[list[Annotation]]:
         """A `with` block that collects the judge's notes on plays, to be stored next to their episodes. Default: there
         is no judge."""
         return contextlib.nullcontext([])
@@ -104,7 +104,7 @@ def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -
 
 def keep_evaluation(method: Training, run: Run, e: Evaluation) -> None:
     """Play an evaluation, and store its episodes and the judge's notes on them."""
-    with method.noting() as notes:
+    with method.collect_notes() as notes:
         episodes = e.play()
     run.keep_evaluation(e.name, episodes, notes)
 

@@ -21,11 +21,9 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.rollout.judged import noting
 from trailmark.rollout.play import Protocol
-from trailmark.runs.annotations import write_beside
 from trailmark.runs.checkpoints import listed
-from trailmark.runs.data_files import must_be_file
 from trailmark.runs.stages import Stage, begun_from, is_stage, run_stages
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.store import Run, write_beside, write_segment
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled, trained_seats
 from trailmark.seats.locate import locate, stored_model
 from trailmark.seats.names import fix_names
@@ -36,7 +34,7 @@ from trailmark.types import Annotation, Episode, Sample, Task
 
 
 @dataclass(frozen=True)
-class Held:
+class ModelInMemory:
     """A model that a run holds."""
 
     name: str
@@ -52,7 +50,7 @@ class Method(Training):
 
     Config: ClassVar[type[RunConfig]] = RunConfig
     staged: ClassVar[tuple[str, ...]] = ()  # recipe keys that only the stages read
-    asks: ClassVar[tuple[str, ...]] = ()  # the seats that the protocol asks; empty: not known
+    asked_seats: ClassVar[tuple[str, ...]] = ()  # the seats that the protocol asks; empty: not known
     self_play: ClassVar[bool] = False  # whether it learns from several trained seats, which are one model
     reread: ClassVar[bool] = False  # others read `unread` keys in the run's recipe: a change of these is written there
     only: ClassVar[tuple[str, ...] | None] = None  # the stages to make (`trailmark stages`); None: all, and the run
@@ -67,20 +65,14 @@ class Method(Training):
     @classmethod
     def check(cls, config: Any) -> list[str]:
         """Further lines that `--dry-run` prints."""
-        data = getattr(config, "data", None)
-        if not isinstance(data, str) or not data:
-            return []
-        from trailmark.formats.messages import count_rows
-
-        must_be_file(Path(data), "data")
-        return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).exists() else 'which is not here yet'}"]
+        return []
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """The models that a run holds, for a plan of its memory. Default: one that is trained, and sampled from if
         there is a task."""
         engine = getattr(config, "engine", None) if getattr(config, "task", None) is not None else None
-        return [Held("policy", config.model, config.learner.optim, engine)]
+        return [ModelInMemory("policy", config.model, config.learner.optim, engine)]
 
     @classmethod
     def trainings(cls, config: Any) -> list[tuple[str, type[Method], Any]]:
@@ -112,7 +104,7 @@ class Method(Training):
     def check_asked(cls, config: Any, source: TaskSource) -> None:
         """Raise an error if a seat is never asked: its model would be loaded for nothing."""
         seats = list(cls.seats_of(config))
-        asked = list(cls.asks)
+        asked = list(cls.asked_seats)
         if not asked and len(seats) > 1 and cls.protocol(config, source) is None:
             first = source.make().reset(draw_tasks(source, "train", 1, config.seed)[0])
             asked = seats if first.seat else trained_seats(cls.seats_of(config))[:1]
@@ -169,7 +161,7 @@ class Method(Training):
 
     # -- a run ----------------------------------------------------------------------------------------------------
 
-    def drawn(self, step: int) -> list[Sample] | None:
+    def unscored_samples(self, step: int) -> list[Sample] | None:
         """The samples of a step before any model has scored them; None if they must be played first."""
         return None
 
@@ -179,7 +171,7 @@ class Method(Training):
         lm.name = name_in_run(lm.name, self.run)
         return lm
 
-    def noting(self) -> contextlib.AbstractContextManager[list[Annotation]]:
+    def collect_notes(self) -> contextlib.AbstractContextManager[list[Annotation]]:
         source = getattr(self, "source", None)
         return contextlib.nullcontext([]) if source is None else noting(source)
 
@@ -191,14 +183,14 @@ class Method(Training):
     ) -> list[Episode]:
         """Play an evaluation during training, and store it in RUN/evaluation/000012.jsonl, with the judge's notes next
         to it, and those of `measure`. `self.noted` holds these notes."""
-        with self.noting() as notes:
+        with self.collect_notes() as notes:
             episodes = play()
         self.noted = [*notes, *(() if measure is None else measure(episodes))]
         path = write_segment(self.run.path / "evaluation", step, episodes)
         write_beside(path, self.noted)
         return episodes
 
-    def judged(self, notes: Sequence[Annotation]) -> dict[str, float]:
+    def judge_metrics(self, notes: Sequence[Annotation]) -> dict[str, float]:
         """What the world's judge says about plays besides their rewards, as metrics."""
         judge = getattr(getattr(self, "source", None), "judge", None)
         return {} if judge is None else judge.metrics(notes)
@@ -230,8 +222,8 @@ def name_in_run(name: str, run: Run) -> str:
     return str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name
 
 
-def reference_held(model: ModelConfig, name: str | None = None) -> list[Held]:
+def reference_in_memory(model: ModelConfig, name: str | None = None) -> list[ModelInMemory]:
     """The reference as `load_reference` loads it: nothing where it is the policy below its adapter."""
     if name is None and model.lora and not is_adapter(model.name):
         return []
-    return [Held("ref", model.model_copy(update={"lora": None, "name": name or model.name}))]
+    return [ModelInMemory("ref", model.model_copy(update={"lora": None, "name": name or model.name}))]

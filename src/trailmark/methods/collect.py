@@ -30,13 +30,13 @@ def collect_starts(
 def play_left(
     kept: Collection, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat],
     protocol: Protocol | None = None, judge: Judge | None = None, failures: float = 0.0, key: str = "failures",
-    noted: Callable[[Episode], Episode] = lambda e: e, what: str = "",
+    stored: Callable[[Episode], Episode] = lambda e: e, what: str = "",
 ) -> list[Episode]:  # fmt: skip
     """Play the starts that a collection does not hold yet. Returns the episodes of all starts, of which at most a share
     `failures` may have failed (`key`: how the user states it). Episodes are stored as `noted` gives them back."""
     notes: list[Annotation] = []
     what = what or f"episodes of {kept.path}"
-    asks = ("engine: ", "judge ") if any(s.kind == "remote" for s in seats) else ("judge ",)
+    server_errors = ("engine: ", "judge ") if any(s.kind == "remote" for s in seats) else ("judge ",)
 
     must_show(source, list({s.task.id: s.task for s in starts}.values()), seats)
 
@@ -47,12 +47,12 @@ def play_left(
             nonlocal lost
             kept.note([a for a in notes if a.episode == e.id])
             notes[:] = [a for a in notes if a.episode != e.id]
-            each(noted(e))
+            each(stored(e))
             if not isinstance(e.outcome, Failed):
                 in_a_row.clear()
                 return
             lost += 1
-            if e.outcome.error.startswith(asks):
+            if e.outcome.error.startswith(server_errors):
                 in_a_row.append(e.outcome.error)
             if len(in_a_row) >= PATIENCE and too_many(lost, len(starts), failures) and lost < len(left):
                 raise gone(what, in_a_row, key)

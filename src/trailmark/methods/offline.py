@@ -26,9 +26,9 @@ from trailmark.learn.learner import Learner
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method, reference_held
+from trailmark.methods.base import Method, ModelInMemory, reference_in_memory
 from trailmark.methods.batches import Batches
-from trailmark.methods.configs import OfflineRecipe
+from trailmark.methods.offline_configs import OfflineRecipe
 from trailmark.methods.value_model import load_frozen
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
@@ -39,9 +39,10 @@ from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.samples import chains, scored
+from trailmark.score.value_models import locate_value
 from trailmark.score.values import HeadValues, read_as
 from trailmark.seats.config import AnyKind, LocalSeat, filled
-from trailmark.seats.locate import locate, locate_value
+from trailmark.seats.locate import locate
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
@@ -60,10 +61,14 @@ class OfflineMethod(Method):
     @classmethod
     def unread(cls, config: Any) -> tuple[str, ...]:
         """What evaluations are played with, if there are none."""
-        final = config.final
-        if config.eval.every or final.start or final.choose or getattr(final, "search", ()):
+        if cls.evaluates(config):
             return ()
         return ("eval.split", "eval.n", "eval.patience", "eval.first", "engine", "sampling")
+
+    @classmethod
+    def evaluates(cls, config: Any) -> bool:
+        """Whether anything is played."""
+        return bool(config.eval.every or config.final.start or config.final.choose)
 
     def __init__(self, config: Any, run: Run):
         if not config.files or not all(config.files):
@@ -174,9 +179,9 @@ class OfflineMethod(Method):
         return seat, play(self.source, tasks, [seat], prefix="choose:", **how)
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """The policy, and the reference unless it is the policy below its adapter."""
-        return [*super().holds(config), *reference_held(config.model, config.ref)]
+        return [*super().models_in_memory(config), *reference_in_memory(config.model, config.ref)]
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
@@ -184,24 +189,24 @@ class OfflineMethod(Method):
 
     @classmethod
     def check(cls, config: Any) -> list[str]:
-        """The data file may not exist yet."""
-
-        def rows_of(path: str) -> str:
-            must_be_file(Path(path), "data")
-            if not Path(path).exists():
-                return "which is not here yet"
-            rows = RowFile(path)
-            rows.visit(lambda *_: None)
-            return f"{len(rows)} rows"
-
         return [f"data: {path}, {rows_of(path)}" for path in config.files if path]
+
+
+def rows_of(path: str) -> str:
+    """How many rows a data file has, in words. It may not exist yet."""
+    must_be_file(Path(path), "data")
+    if not Path(path).exists():
+        return "which is not here yet"
+    rows = RowFile(path)
+    rows.visit(lambda *_: None)
+    return f"{len(rows)} rows"
 
 
 def voted(group: Sequence[Episode]) -> Episode:
     """The first episode of a start that gives the commonest answer; the first of all if no answer can be read."""
-    said = [read_answer(e.turns[-1].text, len(e.task.data.get("options", ()))).letter if e.turns else "" for e in group]
-    answer = most_common(said)
-    return group[said.index(answer)]
+    read = lambda e: read_answer(e.turns[-1].text, len(e.task.data.get("options", ()))).letter
+    answers = [read(e) if e.turns else "" for e in group]
+    return group[answers.index(most_common(answers))]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -220,9 +225,9 @@ class Trajectories(OnDemand[Episode]):
         self.group_names: dict[str, int] = {}
         self._pairs: dict[str, int] = {}
 
-    def add(self, row: int, part: int, e: Episode) -> None:
-        """Episode number `part` of row `row` of the last file."""
-        for column, value in zip(self._places, (len(self.files) - 1, row, part)):
+    def add(self, row: int, index: int, e: Episode) -> None:
+        """Episode number `index` of row `row` of the last file."""
+        for column, value in zip(self._places, (len(self.files) - 1, row, index)):
             column.append(value)
         self.won.append(won(e))
         self.group.append(self.group_names.setdefault(e.group, len(self.group_names)))
@@ -232,14 +237,14 @@ class Trajectories(OnDemand[Episode]):
         self._length += 1
 
     def _read(self, i: int) -> Episode:
-        file, row, part = (column[i] for column in self._places)
-        return self.files[file].read(row)[part]
+        file, row, index = (column[i] for column in self._places)
+        return self.files[file].read(row)[index]
 
     def annotated(self, i: int) -> tuple[Episode, list[Annotation]]:
         """Episode `i` and its annotations in the file."""
-        file, row, part = (column[i] for column in self._places)
+        file, row, index = (column[i] for column in self._places)
         found = self.files[file].load(row)
-        e = found.episodes[part]
+        e = found.episodes[index]
         return e, [a for a in found.annotations if a.episode == e.id]
 
 
@@ -260,26 +265,26 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
     """Read the trajectories of some files. Left out and counted: no action, an empty response, more than `max_len`
     tokens (a trajectory that is cut would be credited as if it had ended), no reward. Any other fault of a row is an
     error."""
-    kept = Trajectories()
+    trajectories = Trajectories()
     skipped: dict[str, int] = {}
     unscored = {"no_reward": 0, "failed": 0}
     useless: dict[str, int] = {}
     ids: set[str] = set()  # of a file of episodes; other ids are made here and differ
 
     def use(row: int, found: Imported) -> None:
-        for part, e in enumerate(found.episodes):
+        for index, e in enumerate(found.episodes):
             if format != "pairs" and not isinstance(e.outcome, Scored):
                 unscored["failed" if isinstance(e.outcome, Failed) else "no_reward"] += 1
             elif why := _useless(e, seat, max_len):
                 count(useless, why, 1)
             else:
-                kept.add(row, part, e)
+                trajectories.add(row, index, e)
                 if format == "episodes":
                     ids.add(e.id)
 
     for number, path in enumerate(paths):
-        kept.files.append(StoredFile(format, path, tokenizer, seat, f"{number}:" if len(paths) > 1 else ""))
-        wrong = kept.files[-1].survey(lambda e: _useless(e, seat, max_len) != "too_long", use)
+        trajectories.files.append(StoredFile(format, path, tokenizer, seat, f"{number}:" if len(paths) > 1 else ""))
+        wrong = trajectories.files[-1].survey(lambda e: _useless(e, seat, max_len) != "too_long", use)
         for why in wrong:
             if not any(words in why for words in NOTHING):
                 raise DataError(why)
@@ -287,19 +292,19 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
     for counts in (unscored, useless):
         for name, n in counts.items():
             count(skipped, name, n)
-    if not kept and set(skipped) == {"several_sequences"}:
+    if not trajectories and set(skipped) == {"several_sequences"}:
         raise DataError(
             "every episode is several sequences (each turn was shown a prompt of its own): values are summed along "
             "one sequence, so the world must be played as one growing conversation.",
             paths[0],
         )
-    if not kept:
+    if not trajectories:
         limit = lambda name: f": more than the {max_len} tokens of the model's context" if name == "too_long" else ""
         why = ", ".join(f"{n} {name}{limit(name)}" for name, n in skipped.items()) or "it is empty"
         raise DataError(f"holds no trajectory of seat '{seat}' that can be learnt from ({why}).", paths[0])
-    if format == "episodes" and len(ids) < len(kept):
+    if format == "episodes" and len(ids) < len(trajectories):
         raise DataError("two episodes have the same id: give each file's episodes ids of their own.", paths[-1])
-    return Data(kept, skipped)
+    return Data(trajectories, skipped)
 
 
 def count(counts: dict[str, int], name: str, more: int) -> None:

@@ -1,7 +1,7 @@
 """Staged methods: a list of stages, each with what it reads.
 
     recipe_stage("states-1", make, config, root, keys=["states", "seed"], after=["cleaned-1"])
-    training_stage("prm-1", RewardModelMethod, recipe, root)
+    training_stage("prm-1", recipe, root)
 
 The first is a function that fills a folder. It reads some keys of the recipe and the folders of earlier stages. The
 second is a run of its own. What it reads is in its recipe: models and files of the pipeline, and others. The settings,
@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.config import CheckpointConfig, RunConfig, dump
+from trailmark.errors import RecipeError, nearest
+from trailmark.methods import get_method
 from trailmark.methods.base import Method
 from trailmark.runs.checkpoints import is_run
 from trailmark.runs.data_files import named_files
-from trailmark.runs.diff import compared
 from trailmark.runs.fingerprints import MADE
 from trailmark.runs.launch import launch
+from trailmark.runs.recipe_keys import compared
 from trailmark.runs.stages import Stage, Summary, run_stages, without_keys
 from trailmark.runs.store import Run, atomic_write, read_metrics, truncate_metrics
 from trailmark.seats.names import fix_names, named_models
@@ -47,15 +49,18 @@ def recipe_stage(
 
 
 def training_stage(
-    name: str, method: Any, config: RunConfig, root: str | Path, unread: Sequence[str] = (),
-    inputs: Mapping[str, str | Path] | None = None, **more: Any,
+    name: str, config: RunConfig, root: str | Path, unread: Sequence[str] = (),
+    inputs: Mapping[str, str | Path] | None = None, method: type[Method] | None = None, **more: Any,
 ) -> Stage:  # fmt: skip
-    """A stage that is an ordinary run. `root` is the folder of the pipeline. What the recipe names below it is an
+    """A stage that is an ordinary run, of the method that its recipe names (or of `method`). `root` is the folder of
+    the pipeline. What the recipe names below it is an
     input, and its place is no part of the settings, so the folder may be moved. Keys that do not change what is trained
     (`method.unread`, and `unread`) do not make it again. `inputs` are files that it reads and does not name."""
 
+    cls = method or get_method(config.method)
+
     def make(folder: Path) -> dict[str, Any]:
-        launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
+        launch(cls, config.model_copy(update={"out": str(folder)}), resume=True)
         rows = read_metrics(folder)
         return rows[-1] if rows else {}
 
@@ -70,14 +75,14 @@ def training_stage(
     timeless = config.checkpoint.model_copy(update={"minutes": CheckpointConfig().minutes})
     plain = config.model_copy(update={"checkpoint": timeless})
     settings = without_place(compared(plain.model_dump(mode="json", exclude_defaults=True)), str(root))
-    unread = (*method.unread(config), *unread)
+    unread = (*cls.unread(config), *unread)
     found: dict[str, str | Path] = {p: Path(root) / p for p in _places(without_keys(settings, unread))}
     found |= {k: p for k, p in _models(config).items() if not _inside(p, root) and not _among(k, unread)}
     known = {os.path.realpath(p) for p in found.values()}
     files = {
         k: p for k, p in named_files(config).items() if os.path.realpath(p) not in known and not _among(k, unread)
     }
-    more |= {"unread": unread, "refresh": refresh if method.reread else None}
+    more |= {"unread": unread, "refresh": refresh if cls.reread else None}
     return Stage(name, make, settings, {**found, **(inputs or {})}, files, **more)
 
 
@@ -102,19 +107,19 @@ class Pipeline(Method):
             rounds.add(max(k, 1), (stage.metrics or _prefixed(f"{kind}/"))(summary), ends)
 
         run_stages(run.path, stages, only=cls.only, redo=cls.redo, each=each, alone=True)
-        return rounds.told.get(config.steps, {})
+        return rounds.metrics.get(config.steps, {})
 
 
 class Rounds:
     """The metrics of rounds: line k of metrics.jsonl has those of round k."""
 
     def __init__(self, run: Run):
-        self.run, self.told = run, dict[int, dict[str, Any]]()
+        self.run, self.metrics = run, dict[int, dict[str, Any]]()
         self.logged = {row["step"]: row for row in read_metrics(run.path)}
 
     def add(self, k: int, metrics: Mapping[str, Any], ends: bool) -> None:
         """Add the metrics of a stage to those of round k. `ends`: this is its last stage."""
-        now = self.told.setdefault(k, {})
+        now = self.metrics.setdefault(k, {})
         now |= metrics
         if ends and self.logged.get(k) != {"step": k, **now}:  # not logged yet, or a stage was made again
             truncate_metrics(self.run, k - 1)
@@ -141,6 +146,15 @@ def _prefixed(prefix: str) -> Callable[[Summary], dict[str, Any]]:
 def some(method: type[Method], only: Sequence[str], redo: Sequence[str] = ()) -> type[Method]:
     """The method that makes only these stages. Those before them must be done."""
     return type(method.__name__, (method,), {"only": tuple(only), "redo": tuple(redo)})
+
+
+def stage_named(method: type[Method], config: RunConfig, name: str, number: int) -> str:
+    """The stage that somebody means: its whole name, or its kind in a round."""
+    names = [s.name for s in method.stages(config, Run(config.out))]
+    if (found := next((n for n in (name, f"{name}-{number}") if n in names), None)) is not None:
+        return found
+    near = [n for n in names if round_of(n)[1] in (0, number)] or names
+    raise RecipeError(f"there is no stage '{name}' of round {number} in this recipe.{nearest(name, near)}")
 
 
 # --- what a stage reads ----------------------------------------------------------------------------------------------

@@ -12,148 +12,95 @@ import numpy as np
 
 from trailmark.credit import group_relative, leave_one_out, outcome_of, turn_returns, whiten
 from trailmark.episodes import equal, group_rewards, least_range
-from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
-from trailmark.learn.watch import sampler_gap, spread, summary
-from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method, reference_held
-from trailmark.methods.batches import Walk
-from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.learn.watch import sampler_gap
+from trailmark.methods.base import ModelInMemory, reference_in_memory
 from trailmark.methods.eval_function import EvalFunction
-from trailmark.models.lm import LM
-from trailmark.models.load import load_model, load_reference
+from trailmark.methods.online import OnlineMethod
+from trailmark.methods.online_configs import PolicyGradientRecipe
+from trailmark.models.load import load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
-from trailmark.rollout.play import play
 from trailmark.rollout.pool import Ahead
-from trailmark.runs.annotations import read_beside, write_beside
+from trailmark.runs.annotations import read_beside
 from trailmark.runs.checkpoints import listed
-from trailmark.runs.store import Run, read_segment, write_segment
-from trailmark.samples import annotate_turns, build_samples, scored
-from trailmark.seats.config import LocalSeat, trained_seats
-from trailmark.seats.table import Table
-from trailmark.tasks import keep_judge
-from trailmark.tasks.base import TaskSource, draw_tasks
-from trailmark.tasks.prompts import Prompts
-from trailmark.types import Annotation, Episode, Sample, Scored, Task
+from trailmark.runs.store import Run, read_segment, write_beside, write_segment
+from trailmark.samples import annotate_turns, build_samples
+from trailmark.seats.config import LocalSeat
+from trailmark.types import Annotation, Episode, Sample, Scored
 
 MOST_RATIO = 2.0  # the largest importance weight of a token of an older policy (overlap)
 
 
-class PolicyGradientMethod(Method):
+class PolicyGradientMethod(OnlineMethod):
+    """A step is `collect`, `credit` and an update of the objective."""
+
     Config, self_play = PolicyGradientRecipe, True
 
     def __init__(self, config: PolicyGradientRecipe, run: Run):
-        super().__init__(config, run)
-        policy = self.open_world()
-        config = self.config
+        # Opened first: a mistake in the user's function is found before a model is loaded.
+        self.eval_function = EvalFunction(config.eval_fn, config.model, run.path) if config.eval_fn else None
+        super().__init__(config, run, apart=config.overlap)
+        self.next = Ahead(self.policy.device, config.overlap)
         self.objective: Objective = get_objective(config.objective)
-        models = {"policy": policy}
+        models = {"policy": self.policy}
         self.ref = ""
-        if getattr(self.objective, "beta", 0) or config.kl_reward:
+        if reads_reference(config):
             ref = load_reference(config.model)
             self.ref = "policy/base" if ref is None else "ref"
             models |= {} if ref is None else {"ref": ref}
             if getattr(self.objective, "beta", 0):
                 self.objective = self.objective.model_copy(update={"ref": self.ref})
-        updates = config.steps * config.passes * config.minibatches
-        self.learner = Learner(models, config.learner, total=updates)
+        total = self.config.steps * config.passes * config.minibatches
+        self.learner = Learner(models, config.learner, total=total)
 
-    def open_world(self) -> LM:
-        """Open the task and the seats; the model that is trained."""
-        config = self.config
-        need_rows(config.prompts_per_step * config.n, "prompts_per_step * n")
-        self.source = self.open_source(config)
-        self.check_asked(config, self.source)
-        self.rows = self.walk(config, self.source)
-        self.config = config = config.model_copy(update={"steps": self.rows.steps(config.steps)})
-        keep_judge(self.source, self.run.path)
-        given = getattr(config, "eval_fn", None)  # recipes of derived methods may not have this key
-        self.eval_function = EvalFunction(given, config.model, self.run.path) if given else None
-        policy = load_model(config.model)
-        seats = self.seats_of(config)
-        self.seat, *_ = self.trained = trained_seats(seats)
-        # Recipes of derived methods may not have these keys.
-        self.overlap, self.refill = getattr(config, "overlap", False), getattr(config, "refill", 0)
-        self.table = Table(seats, dict.fromkeys(self.trained, policy), config.seed, apart=self.overlap)
-        self.table.bind(self.source)
-        if isinstance(self.source, Prompts) and not listed(self.run.path / "checkpoints"):  # before a run, not amid it
-            rows = self.shown_rows(config, self.source)
-            self.source.must_render(policy.tokenizer, rows)
-            self.source.must_fit(policy.tokenizer, self.table.engines[self.seat].max_len, rows)
-            if self.source.judge is not None:
-                self.source.judge.must_read(rows, self.table.seats[0].max_tokens)
-        self._metrics: dict[str, float] = {}
-        self.next = Ahead(policy.device, self.overlap)
-        return policy
+    def updates(self, step: int) -> Iterator[Update]:
+        c = self.config
+        if good := self.collect(step):
+            samples = self.credit(step, good)
+            yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches, seed=(c.seed, step))
 
-    def play(
-        self, tasks: Sequence[Task], n: int, seed: int, prefix: str, version: int, notes: list[Annotation] | None = None
-    ) -> list[Episode]:
-        """Play episodes with the current policy. A judge's annotations go into `notes`."""
-        self.next.wait()  # one engine plays one batch at a time
-        self.table.publish(version)
-        return self._played(tasks, n, seed, prefix, notes)
+    # -- collect ------------------------------------------------------------------------------------------------------
 
-    def _played(
-        self, tasks: Sequence[Task], n: int, seed: int, prefix: str, notes: list[Annotation] | None
-    ) -> list[Episode]:
-        c, seats = self.config, self.table.seats
-        protocol = self.protocol(c, self.source)
-        return play(self.source, tasks, seats, protocol, n, seed, prefix, notes=notes, failures=c.failures)
+    def collect(self, step: int) -> list[Episode]:
+        """The episodes to learn from. With `refill`, groups that teach nothing leave the denominator too."""
+        good = super().collect(step)
+        if not self.config.refill:
+            return good
+        kept = varied(good)
+        self._metrics["dropped_groups"] = len({e.group for e in good}) - len(kept)
+        return [e for e in good if e.group in kept]
 
     def batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
         """The episodes of a step and a judge's notes. With `overlap` they were played during the step before, and the
         batch of the next step begins now, with the weights as they are."""
+        publish = lambda: self.table.publish(step - 1)
+        return self.next.batch(step, self.config.steps, self.played_batch, publish)
+
+    def played_batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
+        """Play the starts of a step, and further ones in place of groups that teach nothing (`refill`)."""
+        c, notes, episodes = self.config, list[Annotation](), list[Episode]()
+        tasks = self.rows.take(step)
+        wanted, used = len(tasks), {t.id for t in tasks}
+        for k in range(c.refill + 1):
+            if k and (missing := wanted - len(varied(episodes))) <= 0:
+                break
+            tasks = self.rows.more(step, k, missing, used) if k else tasks
+            used |= {t.id for t in tasks}
+            episodes += self.play_now(tasks, c.n, c.seed, f"{step}:" if k == 0 else f"{step}.{k}:", notes)
+        return episodes, notes
+
+    def play(self, *args: Any, **more: Any) -> list[Episode]:
+        self.next.wait()  # one engine plays one batch at a time
+        return super().play(*args, **more)
+
+    # -- credit -------------------------------------------------------------------------------------------------------
+
+    def credit(self, step: int, good: Sequence[Episode]) -> list[Sample]:
+        """The samples of a step with their advantages, which are stored as annotations."""
         c = self.config
-
-        def played(number: int) -> tuple[list[Episode], list[Annotation]]:
-            notes: list[Annotation] = []
-            episodes: list[Episode] = []
-            tasks = self.rows.take(number)
-            wanted, used = len(tasks), {t.id for t in tasks}
-            for k in range(self.refill + 1):  # further starts in place of groups that teach nothing
-                if k and (missing := wanted - len(varied(episodes))) <= 0:
-                    break
-                tasks = self.rows.more(number, k, missing, used) if k else tasks
-                used |= {t.id for t in tasks}
-                prefix = f"{number}:" if k == 0 else f"{number}.{k}:"
-                episodes += self._played(tasks, c.n, c.seed, prefix, notes)
-            return episodes, notes
-
-        return self.next.batch(step, c.steps, played, lambda: self.table.publish(step - 1))
-
-    def collect(self, step: int) -> list[Episode]:
-        """Play the episodes of a step and store them. Returns those that can be learnt from, if any."""
-        played, notes = self.batch(step)
-        episodes = [self.marked(e) for e in played]
-        self.run.annotate(step, notes)
-        write_segment(self.run.episodes_dir, step, episodes)
-        good, dropped = scored(episodes)
-        self._metrics = {**summary(good), **spread(good), **dropped, **self.judged(notes)}
-        if not good and not dropped["invalid"]:  # invalid ones are counted, and the step has nothing to learn from
-            why = next((e.outcome for e in episodes if not isinstance(e.outcome, Scored)), None)
-            raise TaskError(
-                f"step {step}: every one of the {len(episodes)} episodes failed, so there is nothing to learn from; "
-                f"the first: {why}"
-            )
-        return good
-
-    def marked(self, e: Episode) -> Episode:
-        """An episode as it is stored."""
-        return e
-
-    def updates(self, step: int) -> Iterator[Update]:
-        c = self.config
-        good = self.collect(step)
-        if self.refill:  # they leave the denominator too
-            kept = varied(good)
-            self._metrics["dropped_groups"] = len({e.group for e in good}) - len(kept)
-            good = [e for e in good if e.group in kept]
-        if not good:
-            return
-        parts = {seat: self.samples_of(seat, good) for seat in self.trained}
-        samples = drawn = [s for part in parts.values() for s in part]
+        by_seat = {seat: self.samples_of(seat, good) for seat in self.trained}
+        samples = drawn = [s for some in by_seat.values() for s in some]
         fills = {"old": Readout("")} if c.old_logp == "learner" else {}
         if self.ref and (c.kl_reward or getattr(self.objective, "kl", "") != "exact"):
             fills["ref"] = Readout("", model=self.ref)
@@ -163,18 +110,17 @@ class PolicyGradientMethod(Method):
             samples, self._metrics["kl_ref"] = penalised(samples, c.kl_reward)
         if c.credit == "batch":
             samples = whitened(samples)
-        said = credit_name(c.credit, c.gamma, c.kl_reward)
+        source = credit_name(c.credit, c.gamma, c.kl_reward)
         rest, notes = iter(samples), list[Annotation]()
-        for seat, part in parts.items():
-            notes += annotate_turns(list(islice(rest, len(part))), good, seat, "advantage", said)
+        for seat, some in by_seat.items():
+            notes += annotate_turns(list(islice(rest, len(some))), good, seat, "advantage", source)
         self.run.annotate(step, notes)
-        if fills:
-            if c.old_logp == "learner" and c.overlap:
-                samples, found = truncated(drawn, samples, MOST_RATIO)
-                self._metrics |= found
-            elif c.old_logp == "learner":
-                self._metrics |= sampler_gap(drawn, samples)
-        yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches, seed=(c.seed, step))
+        if c.old_logp == "learner" and c.overlap:
+            samples, found = truncated(drawn, samples, MOST_RATIO)
+            self._metrics |= found
+        elif c.old_logp == "learner":
+            self._metrics |= sampler_gap(drawn, samples)
+        return samples
 
     def samples_of(self, seat: str, good: Sequence[Episode]) -> list[Sample]:
         """The samples of one trained seat, with the advantages of its side."""
@@ -182,42 +128,30 @@ class PolicyGradientMethod(Method):
         credited = {"advantage": advantages(mine, c.credit, c.gamma, seat)}
         return build_samples(mine, seat, credited, c.mean, self.table.seat(seat).max_tokens)
 
-    @classmethod
-    def shown_rows(cls, config: Any, source: TaskSource) -> list[Task]:
-        """The rows that a run will play, in training and in evaluations."""
-        e = config.eval
-        return [*source.tasks("train"), *(draw_tasks(source, e.split, e.n, config.seed) if e.every else ())]
+    # -- evaluation, memory, checkpoints ------------------------------------------------------------------------------
+
+    def own_notes(self, episodes: list[Episode]) -> list[Annotation]:
+        return [] if self.eval_function is None else self.eval_function.notes(self.source, episodes)
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        found = super().evaluate(step)
+        return found if self.eval_function is None else {**found, **self.eval_function.metrics(self.noted)}
 
     @classmethod
-    def walk(cls, config: Any, source: TaskSource) -> Walk:
-        return Walk(source, config.prompts_per_step, config.seed, epochs=getattr(config, "epochs", None))
-
-    @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """Every model at the table, the reference if the objective reads one, and the one that reads gold texts."""
-        refers = getattr(get_objective(config.objective), "beta", 0) or config.kl_reward
-        return [*cls.players(config), *(reference_held(config.model) if refers else []), *reader_held(config)]
+        refers = reference_in_memory(config.model) if reads_reference(config) else []
+        return [*cls.players(config), *refers, *reader_in_memory(config)]
 
     @classmethod
-    def players(cls, config: Any) -> list[Held]:
-        """Every model at the table. With `overlap` the engine plays with a copy of the weights."""
-        found: list[Held] = []
-        seats = cls.seats_of(config)
-        first, *others = trained_seats(seats)  # one model, and one engine
-        for name, seat in seats.items():
-            if name == first and isinstance(seat, LocalSeat):
-                copied = getattr(config, "overlap", False)
-                found.append(Held(name, config.model, config.learner.optim, None if copied else seat.engine))
-                if copied:
-                    dtype = seat.engine.dtype or config.model.dtype if seat.engine else config.model.dtype
-                    copy = config.model.model_copy(update={"lora": None, "dtype": dtype})
-                    found.append(Held(f"{name} in play", copy, None, seat.engine))
-            elif name not in others and isinstance(seat, LocalSeat) and seat.model is not None:
-                found.append(Held(name, seat.model, None, seat.engine))
-        return found
-
-    def metrics(self) -> Mapping[str, float]:
-        return self._metrics
+    def player(cls, config: Any, name: str, seat: LocalSeat) -> list[ModelInMemory]:
+        """With `overlap` the engine plays with a copy of the weights."""
+        if not config.overlap:
+            return super().player(config, name, seat)
+        dtype = seat.engine.dtype or config.model.dtype if seat.engine else config.model.dtype
+        copy = config.model.model_copy(update={"lora": None, "dtype": dtype})
+        trained = ModelInMemory(name, config.model, config.learner.optim)
+        return [trained, ModelInMemory(f"{name} in play", copy, None, seat.engine)]
 
     def state(self) -> Mapping[str, Any]:
         """The batch that is played ahead comes from weights that no later checkpoint holds. The run keeps it."""
@@ -237,22 +171,16 @@ class PolicyGradientMethod(Method):
             path = self.run.path / "ahead" / f"{step:06d}.jsonl"
             self.next.ready(step, (read_segment(path), read_beside(path)))
 
-    def evaluate(self, step: int) -> Mapping[str, float]:
-        tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
-        play = lambda: self.play(tasks, 1, self.config.seed + 1, "eval:", step)
-        own, judge = self.eval_function, self.source.judge
-        compared = lambda found: [] if judge is None else judge.compare(found)
-        measure = lambda found: [*compared(found), *(() if own is None else own.notes(self.source, found))]
-        episodes = self.keep_plays(step, play, measure)
-        good, dropped = scored(episodes)
-        means = {} if own is None else own.metrics(self.noted)
-        return {**summary(good), **dropped, **self.judged(self.noted), **means}
+
+def reads_reference(config: PolicyGradientRecipe) -> bool:
+    """Whether the loss or the reward has a KL to the model that training starts from."""
+    return bool(getattr(get_objective(config.objective), "beta", 0) or config.kl_reward)
 
 
-def reader_held(config: Any) -> list[Held]:
+def reader_in_memory(config: Any) -> list[ModelInMemory]:
     """The frozen models that give the reward, as far as they are in this process."""
     models = config.task.reward.held() if config.task.reward else []
-    return [Held("reward", model, stays=True) for model in models]
+    return [ModelInMemory("reward", model, stays=True) for model in models]
 
 
 def truncated(

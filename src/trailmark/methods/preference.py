@@ -32,9 +32,9 @@ from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.rows import Row, each
 from trailmark.formats.scored import SIDES, tie_pairs
 from trailmark.learn.learner import Update
-from trailmark.methods.base import Held
-from trailmark.methods.configs import PAIRED, PreferenceRecipe
+from trailmark.methods.base import ModelInMemory
 from trailmark.methods.offline import OfflineMethod, Trajectories
+from trailmark.methods.offline_configs import PAIRED, PreferenceRecipe
 from trailmark.models.readout import Readout
 from trailmark.objectives import Kto, Objective, Pairwise, Sft
 from trailmark.samples import build_samples, pair
@@ -96,20 +96,20 @@ class PreferenceMethod(OfflineMethod):
         return Pairwise(loss="sigmoid" if c.objective == "dpo" else c.objective, beta=beta, smooth=c.smooth)
 
     def updates(self, step: int) -> Iterator[Update]:
-        samples = self.drawn(step)
+        samples = self.unscored_samples(step)
         if self.ref:
             samples = self.learner.fill(samples, ref=Readout("", model=self.ref, law=False))
         yield Update(samples, self.objective)
 
-    def drawn(self, step: int) -> list[Sample]:
+    def unscored_samples(self, step: int) -> list[Sample]:
         c = self.config
         make: dict[str, Any] = {"rejection": answer_samples, "kto": labelled_samples}
         return make.get(c.objective, partial(pair_samples, per=c.per))(self.batches.take(step), c.seat)
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """Rejection sampling has no reference."""
-        return [h for h in super().holds(config) if h.name != "ref" or config.objective != "rejection"]
+        return [h for h in super().models_in_memory(config) if h.name != "ref" or config.objective != "rejection"]
 
 
 # --- pairs -----------------------------------------------------------------------------------------------------------

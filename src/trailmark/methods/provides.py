@@ -10,9 +10,9 @@ PROVIDES = {
     },
     "recipes": {  # of these methods, without torch
         "sft": "trailmark.methods.configs:SftRecipe",
-        "policy_gradient": "trailmark.methods.configs:PolicyGradientRecipe",
-        "preference": "trailmark.methods.configs:PreferenceRecipe",
-        "reward_model": "trailmark.methods.configs:RewardModelRecipe",
-        "step_rl": "trailmark.methods.configs:StepRlRecipe",
+        "policy_gradient": "trailmark.methods.online_configs:PolicyGradientRecipe",
+        "preference": "trailmark.methods.offline_configs:PreferenceRecipe",
+        "reward_model": "trailmark.methods.offline_configs:RewardModelRecipe",
+        "step_rl": "trailmark.methods.online_configs:StepRlRecipe",
     },
 }

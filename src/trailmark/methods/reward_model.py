@@ -29,10 +29,10 @@ from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.turns import Imported
 from trailmark.learn.learner import Learner, Update
 from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method
+from trailmark.methods.base import Method, ModelInMemory
 from trailmark.methods.batches import Batches
-from trailmark.methods.configs import RewardModelRecipe
-from trailmark.methods.offline import Trajectories, count, sequence_length
+from trailmark.methods.offline import Trajectories, count, rows_of, sequence_length
+from trailmark.methods.offline_configs import RewardModelRecipe
 from trailmark.methods.preference import listed_pairs, places_of_pairs, places_of_stored
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
@@ -58,6 +58,10 @@ class RewardModelMethod(Method):
         labels = () if config.kind in ("classes", "scalar") else ("outputs", "label")
         return ("read", "eval.split", "eval.n", *asked, *labels)
 
+    @classmethod
+    def check(cls, config: RewardModelRecipe) -> list[str]:
+        return [f"data: {path}, {rows_of(path)}" for path in config.files]
+
     def __init__(self, config: RewardModelRecipe, run: Run):
         need_rows(config.batch, "batch")
         self.lm = load_head(config)
@@ -74,9 +78,9 @@ class RewardModelMethod(Method):
         self.learner = Learner({"value": self.lm}, config.learner, {"value": config.learner.optim}, config.steps)
 
     def updates(self, step: int) -> Iterator[Update]:
-        yield Update(self.drawn(step), self.objective, "value")
+        yield Update(self.unscored_samples(step), self.objective, "value")
 
-    def drawn(self, step: int) -> list[Sample]:
+    def unscored_samples(self, step: int) -> list[Sample]:
         return tied(self.batches.take(step))
 
     def metrics(self) -> Mapping[str, float]:
@@ -86,10 +90,10 @@ class RewardModelMethod(Method):
         return judged(self.learner, tied(self.held_out), self.config.kind) if self.held_out else {}
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """The model; only its head is read."""
         model = config.model if config.begin is None else stored_model(config.model, config.begin)
-        return [Held("value", model, config.learner.optim, output=False)]
+        return [ModelInMemory("value", model, config.learner.optim, output=False)]
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
@@ -158,22 +162,22 @@ class _Answers:
     def __init__(self, config: RewardModelRecipe, file: str, tokenizer: Any, limit: int, prefix: str):
         self.config, self.tokenizer, self.limit = config, tokenizer, limit
         self.skipped: dict[str, int] = {}
-        self.kept = Trajectories()
-        self.kept.files.append(StoredFile(config.format, file, tokenizer, config.seat, prefix))
+        self.answers = Trajectories()
+        self.answers.files.append(StoredFile(config.format, file, tokenizer, config.seat, prefix))
 
     def _survey(self, look: Callable[[Episode, Sequence[Annotation]], str | None], measured: bool = True) -> None:
         """Keep the answers that fit, unless `look` says why one is left out."""
         fits = lambda e: _long(e, self.config.seat) <= self.limit
 
         def use(row: int, found: Imported) -> None:
-            for part, e in enumerate(found.episodes):
+            for index, e in enumerate(found.episodes):
                 why = look(e, found.annotations) if fits(e) else "too_long"
                 if why is None:
-                    self.kept.add(row, part, e)
+                    self.answers.add(row, index, e)
                 else:
                     count(self.skipped, why, 1)
 
-        self.kept.files[0].survey(fits if measured else None, use, skip_bad=False)
+        self.answers.files[0].survey(fits if measured else None, use, skip_bad=False)
 
     def labelled(self) -> Sequence[Row]:
         """Answers with a label at some step."""
@@ -182,7 +186,7 @@ class _Answers:
             return None if self._labels(e, notes) else "unlabelled"
 
         self._survey(look, measured=False)
-        return self._rows(lambda i: self._labels(*self.kept.annotated(i)))
+        return self._rows(lambda i: self._labels(*self.answers.annotated(i)))
 
     def _labels(self, e: Episode, notes: Sequence[Annotation]) -> Row:
         mine = [a for a in notes if a.episode == e.id and a.name == self.config.label and a.level == "step"]
@@ -199,7 +203,7 @@ class _Answers:
             return None
 
         def row(i: int) -> Row:
-            e = self.kept[i]
+            e = self.answers[i]
             tokens, at = _whole(e, seat, self.tokenizer)
             return [class_sample(tokens, {at: int(won(e))}, e.id, e.group)]
 
@@ -211,7 +215,7 @@ class _Answers:
         c, good, silent = self.config, array("q"), set[int]()
 
         def look(e: Episode, _: Sequence[Annotation]) -> str | None:
-            number = len(self.kept)
+            number = len(self.answers)
             if isinstance(e.outcome, Scored):
                 good.append(number)
             if not any(t.seat == c.seat and t.tokens for t in e.turns):
@@ -220,15 +224,15 @@ class _Answers:
 
         self._survey(look)
         if c.pair_file:
-            given, lost = listed_pairs(self.kept, c.pair_file, c.seat)
+            given, lost = listed_pairs(self.answers, c.pair_file, c.seat)
             for why, n in lost.items():
                 count(self.skipped, why, n)
         else:
-            stored = c.format == "pairs" or (len(self.kept) > 0 and min(self.kept.pair) >= 0)
-            places = places_of_stored(self.kept) if stored else places_of_pairs(self.kept, None, c.seed, good)
+            stored = c.format == "pairs" or (len(self.answers) > 0 and min(self.answers.pair) >= 0)
+            places = places_of_stored(self.answers) if stored else places_of_pairs(self.answers, None, c.seed, good)
             for i in silent & {*places.flat}:
-                last_turn(self.kept[i], c.seat)  # says that there is none
-            given = OnDemand(len(places), lambda n: (self.kept[places[n][0]], self.kept[places[n][1]]))
+                last_turn(self.answers[i], c.seat)  # says that there is none
+            given = OnDemand(len(places), lambda n: (self.answers[places[n][0]], self.answers[places[n][1]]))
 
         def row(n: int) -> Row:
             a, b = (_weighed(*_whole(e, c.seat, self.tokenizer)) for e in given[n])
@@ -237,7 +241,7 @@ class _Answers:
         return OnDemand(len(given), row, _weight)
 
     def _rows(self, make: Callable[[int], Row]) -> Sequence[Row]:
-        return OnDemand(len(self.kept), make, _weight)
+        return OnDemand(len(self.answers), make, _weight)
 
 
 def _weight(row: Row) -> int:
@@ -315,14 +319,15 @@ def judged(learner: Learner, samples: Sequence[Sample], kind: str) -> dict[str, 
         worth = {(s.unit, s.role): float(out[m].sum()) for s, out, m in zip(read, outs, on)}
         gaps = np.array([worth[u, "chosen"] - worth[u, "rejected"] for u, role in worth if role == "chosen"])
         return {"accuracy": float((gaps > 0).mean()), "ranking": float(np.logaddexp(0, -gaps).mean())}
-    said = np.concatenate([out[m] for out, m in zip(outs, on)])
+    outputs = np.concatenate([out[m] for out, m in zip(outs, on)])
     if kind == "scalar":
         goal = np.concatenate([s.streams["returns"][m] for s, m in zip(read, on)])
-        return {"accuracy": float(((said >= 0.5) == (goal >= 0.5)).mean()), "value": float(((said - goal) ** 2).mean())}
+        right = (outputs >= 0.5) == (goal >= 0.5)
+        return {"accuracy": float(right.mean()), "value": float(((outputs - goal) ** 2).mean())}
     label = np.concatenate([s.streams["label"][m] for s, m in zip(read, on)])
-    high = said.max(-1, keepdims=True)
-    logp = said - high - np.log(np.exp(said - high).sum(-1, keepdims=True))
+    high = outputs.max(-1, keepdims=True)
+    logp = outputs - high - np.log(np.exp(outputs - high).sum(-1, keepdims=True))
     return {
-        "accuracy": float((said.argmax(-1) == label).mean()),
+        "accuracy": float((outputs.argmax(-1) == label).mean()),
         "cross_entropy": float(-logp[np.arange(len(label)), label].mean()),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from trailmark import chat
 from trailmark.errors import DataError
 from trailmark.formats import turns
+from trailmark.formats.conversations import conversation_of, rows_here, unread
 from trailmark.formats.marked_text import holds_texts, one_kind, text_of
-from trailmark.formats.messages import conversation_of, unread
 from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.rows import Row, RowFile
 from trailmark.learn.learner import Learner, Update
@@ -22,6 +23,7 @@ from trailmark.methods.configs import SftRecipe
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
 from trailmark.objectives import Sft
+from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.tasks.labels import CHOICES
 from trailmark.types import Sample, Tokens
@@ -45,10 +47,15 @@ class SftMethod(Method):
         self.learner = Learner({"policy": lm}, config.learner, total=self.config.steps)
         self.held_out = read(config.eval_data) if config.eval_data else []
 
-    def updates(self, step: int) -> Iterator[Update]:
-        yield Update(self.drawn(step), Sft())
+    @classmethod
+    def check(cls, config: SftRecipe) -> list[str]:
+        must_be_file(Path(config.data), "data")
+        return [f"data: {config.data}, {rows_here(config.data)}"]
 
-    def drawn(self, step: int) -> list[Sample]:
+    def updates(self, step: int) -> Iterator[Update]:
+        yield Update(self.unscored_samples(step), Sft())
+
+    def unscored_samples(self, step: int) -> list[Sample]:
         return [s for row in self.batches.take(step) for s in row]
 
     def evaluate(self, step: int) -> Mapping[str, float]:
@@ -78,19 +85,19 @@ def conversation_samples(
     kinds = [0, 0]  # actions and thoughts
 
     def look(i: int, row: Row) -> None:
-        number, told, most = laid.told(row)
+        number, content, most = laid.read(row)
         if laid.texts:
-            kinds[told[3]] += 1
+            kinds[content[3]] += 1
         if most is None or most > context:
-            made = laid.samples(number, told)
+            made = laid.samples(number, content)
             out.keep(i, made)
             if (size := max(len(s.tokens) for s in made)) > context:
                 long.append((number, size))
 
     def make(i: int) -> list[Sample]:
         row = rows[i]
-        number, told, _ = laid.told(row)
-        made = laid.samples(number, told)
+        number, content, _ = laid.read(row)
+        made = laid.samples(number, content)
         if max(len(s.tokens) for s in made) > context:  # the bound was wrong: never cut a row
             raise row.bad(f"has more tokens than the model's context of {context}.")
         return made
@@ -120,20 +127,20 @@ class _Laid:
         self.template = "own" if use_chat else None
         self.bounds = chat.ChatBounds(tokenizer, self.template)
 
-    def told(self, row: Row) -> tuple[int, Any, int | None]:
+    def read(self, row: Row) -> tuple[int, Any, int | None]:
         """The line, what a row says, and how many tokens that is at most, if it can be said."""
         if self.texts:
-            said = text_of(row)
-            sizes = [self.bounds.texts.most(text) for text in said[1:3]]
-            return said[0], said, None if None in sizes else sum(n for n in sizes if n is not None) + 2
+            texts = text_of(row)
+            sizes = [self.bounds.texts.most(text) for text in texts[1:3]]
+            return texts[0], texts, None if None in sizes else sum(n for n in sizes if n is not None) + 2
         messages = conversation_of(row)
         if self.trained == "last":
             _must_answer(row, messages[-1])
         return row.line or 0, messages, self.bounds.most(messages)
 
-    def samples(self, number: int, told: Any) -> list[Sample]:
+    def samples(self, number: int, content: Any) -> list[Sample]:
         out = []
-        for tokens, spans in self.sequences(number, told):
+        for tokens, spans in self.sequences(number, content):
             weight = np.zeros(len(tokens))
             for start, end in [(1, len(tokens))] if self.trained == "all" else spans:
                 weight[start:end] = 1.0
@@ -141,29 +148,29 @@ class _Laid:
             out.append(Sample(np.array(tokens), {"weight": weight}, mass, episode=f"{self.path}:{number}"))
         return out
 
-    def sequences(self, number: int, told: Any) -> list[tuple[Tokens, list[tuple[int, int]]]]:
+    def sequences(self, number: int, content: Any) -> list[tuple[Tokens, list[tuple[int, int]]]]:
         if self.texts:
-            _, prompt, response, ends = told
+            _, prompt, response, ends = content
             turn = turns.plain(self.reader, prompt, response, end=ends)
             tokens = (*turn.prompt, *turn.tokens)
             return [(tokens, [(len(turn.prompt), len(tokens))])]
         try:
-            messages = told if self.use_chat else as_written(self.tokenizer, told)
+            messages = content if self.use_chat else as_written(self.tokenizer, content)
             laid = chat.sequences(self.tokenizer, messages, template=self.template)  # type: ignore[arg-type]
         except DataError as problem:
-            said = str(problem)
-            if self._system_alone(told):
-                said = f"{said.rstrip('.')}{chat.NO_SYSTEM}: make {chat.NO_ROLE}."
-            raise DataError(said, self.path, number) from problem
+            problem_text = str(problem)
+            if self._system_alone(content):
+                problem_text = f"{problem_text.rstrip('.')}{chat.NO_SYSTEM}: make {chat.NO_ROLE}."
+            raise DataError(problem_text, self.path, number) from problem
         if self.trained == "last":  # the sequence that ends with the last message
-            laid = [s for s in laid if s.spans[-1].message == len(told) - 1]
+            laid = [s for s in laid if s.spans[-1].message == len(content) - 1]
             return [(s.tokens, [(s.spans[-1].start, s.spans[-1].end)]) for s in laid]
         return [(seq.tokens, [(span.start, span.end) for span in seq.spans]) for seq in laid]
 
 
-    def _system_alone(self, told: chat.Messages) -> bool:
-        first = next((i for i, m in enumerate(told) if m["role"] == "assistant"), len(told))
-        return self.use_chat and chat.Refusals(self.tokenizer).system_alone(told[:first])
+    def _system_alone(self, messages: chat.Messages) -> bool:
+        first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+        return self.use_chat and chat.Refusals(self.tokenizer).system_alone(messages[:first])
 
 
 def _must_answer(row: Row, last: Mapping[str, Any]) -> None:
@@ -199,7 +206,7 @@ def as_written(tokenizer: Any, messages: chat.Messages) -> chat.Messages:
     """Plain text as the model sees it. The first message may contain a template's headers, and a response its own end
     token."""
     eos = tokenizer.eos_token or ""
-    told = [{**m, "content": m["content"].removesuffix(eos)} if m["role"] == "assistant" else m for m in messages]
+    out = [{**m, "content": m["content"].removesuffix(eos)} if m["role"] == "assistant" else m for m in messages]
     if messages[0]["role"] != "assistant":
-        told[0] = {**messages[0], "content": chat.as_written(tokenizer, messages[0]["content"])}
-    return told
+        out[0] = {**messages[0], "content": chat.as_written(tokenizer, messages[0]["content"])}
+    return out

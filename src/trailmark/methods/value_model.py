@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.config import ModelConfig, OptimConfig
-from trailmark.methods.base import Held
+from trailmark.methods.base import ModelInMemory
 from trailmark.methods.configs import CriticConfig
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
@@ -15,10 +15,10 @@ from trailmark.score.classes import must_share_tokenizer
 from trailmark.seats.locate import stored_model
 
 
-def critic_held(model: ModelConfig, critic: CriticConfig, optim: OptimConfig) -> Held:
+def critic_in_memory(model: ModelConfig, critic: CriticConfig, optim: OptimConfig) -> ModelInMemory:
     """The value model as `load_critic` loads it. `optim` is that of the policy."""
     own = model.model_copy(update={"name": critic.name or model.name, "lora": critic.lora})
-    return Held("critic", own, critic.optim or optim, output=False)
+    return ModelInMemory("critic", own, critic.optim or optim, output=False)
 
 
 def load_critic(model: ModelConfig, critic: CriticConfig, scratch: Path) -> LM:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig
-from trailmark.errors import ModelError
+from trailmark.errors import ModelError, first_line
 from trailmark.memory import need
-from trailmark.models.checked import quiet, read_tensors, same_names
+from trailmark.models.checked import MOST_LAYERS, quiet, read_tensors, same_names
 from trailmark.plain_files import open_plain, read_json, read_plain
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def fingerprint(folder: str | Path) -> str:
                     digest.update(f"{name} {flat.dtype} {shape}".encode())
                     digest.update(some.contiguous().view(torch.uint8).numpy().tobytes())
         except (SafetensorError, OSError, RuntimeError) as problem:
-            raise ModelError(f"{file}: the weights cannot be read: {str(problem).splitlines()[0][:200]}") from problem
+            raise ModelError(f"{file}: the weights cannot be read: {first_line(problem)}") from problem
     return digest.hexdigest() if files else ""
 
 
@@ -171,6 +171,14 @@ def _only_lora(folder: Path, stored: Mapping[str, Any]) -> None:
                     f"{folder}/adapter_config.json: {key} holds {str(name)[:60]!r}, which is neither the name of a "
                     "module nor a simple pattern (names, '.*', '(a|b)'): write a list of names"
                 )
+    copies = settings.get("layer_replication") or []
+    plain = isinstance(copies, list) and all(
+        isinstance(c, list) and len(c) == 2 and all(isinstance(k, int) for k in c) for c in copies
+    )
+    if not plain or sum(max(1, end - begin) for begin, end in copies) > MOST_LAYERS:
+        raise ModelError(
+            f"{folder}/adapter_config.json: layer_replication must be ranges of {MOST_LAYERS} layers at most"
+        )
     held = {t.shape[0] for name, t in stored.items() if ".lora_A." in name and t.ndim == 2}
     pattern = settings.get("rank_pattern") or {}
     scales = settings.get("alpha_pattern") or {}

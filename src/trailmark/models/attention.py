@@ -15,7 +15,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,14 @@ class Flex:
         cls.works = False
 
 
+class How(NamedTuple):
+    """How scores are computed: their scale, the window in positions, and the soft cap; None: the usual way."""
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+
+
 class Layout:
     """`end`, `pos`: [B, L] integers. Masks are built once per window and shared by all layers."""
 
@@ -101,24 +109,15 @@ class Layout:
                 )
         return self._blocks[window]
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def attend(self, module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         if self.flexible and torch.compiler.is_compiling():
-            return flexed(q, k, v, self.block_mask(window), scale, softcap)
+            return flexed(q, k, v, self.block_mask(how.window), how.scale, how.softcap)
         if self.flexible:
             try:
-                return flexed(q, k, v, self.block_mask(window), scale, softcap)
+                return flexed(q, k, v, self.block_mask(how.window), how.scale, how.softcap)
             except FAILURES as problem:
                 Flex.failed(problem)
-        return _dense(q, k, v, self.mask(window), scale, softcap)
+        return _dense(q, k, v, self.mask(how.window), how.scale, how.softcap)
 
 
 def number_of(module: torch.nn.Module) -> int:
@@ -137,25 +136,16 @@ class Prefill(Layout):
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     @torch.compiler.disable
-    def attend(
-        self,
-        module: torch.nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def attend(self, module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         layer = number_of(module)
         if layer in self.kept:
             raise ModelError(f"{type(module).__name__} attends twice in one layer: only one pair of keys is kept")
         self.kept[layer] = (k, v)
-        if (q.is_cuda or self.plain) and softcap is None and (window is None or q.shape[2] <= window):
+        if (q.is_cuda or self.plain) and how.softcap is None and (how.window is None or q.shape[2] <= how.window):
             groups = q.shape[1] // k.shape[1]  # whole rows are plainly causal: no mask, nothing to compile
             k, v = (x.repeat_interleave(groups, 1) for x in (k, v)) if groups > 1 else (k, v)
-            return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
-        return super().attend(module, q, k, v, scale, window, softcap)
+            return F.scaled_dot_product_attention(q, k, v, scale=how.scale, is_causal=True)
+        return super().attend(module, q, k, v, how)
 
 
 class Extension(Prefill):
@@ -181,16 +171,7 @@ class Extension(Prefill):
         return self._masks[window]
 
     @torch.compiler.disable
-    def attend(
-        self,
-        module: torch.nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def attend(self, module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         layer = number_of(module)
         whole = []
         for old, new in zip(self.before[layer], (k, v)):
@@ -199,7 +180,7 @@ class Extension(Prefill):
         k, v = self.kept[layer] = whole[0], whole[1]
         if q.is_cuda and q.shape[1] > k.shape[1]:  # with a mask, shared heads have no fast kernel
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        return _dense(q, k, v, self.mask(window), scale, softcap)
+        return _dense(q, k, v, self.mask(how.window), how.scale, how.softcap)
 
 
 class Slots:
@@ -270,17 +251,8 @@ class Decoding:
             self._places[heads] = (self.slots.heads(heads)[:rows] + self.index[:, None]).view(-1)
         kept.view(-1, size).index_copy_(0, self._places[heads], new.reshape(-1, size))
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        layer, rows = number_of(module), len(q)
+    def attend(self, module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+        layer, rows, (scale, window, softcap) = number_of(module), len(q), how
         keys, values = self.slots.keys[layer], self.slots.values[layer]
         self._write(k, keys)
         self._write(v, values)
@@ -370,7 +342,7 @@ def attention(
     if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
         raise ModelError(f"{type(module).__name__} uses attention sinks or biases, which Trailmark does not compute")
     if tree is not None:
-        out = tree.attend(module, query, key, value, scaling, sliding_window, softcap)
+        out = tree.attend(module, query, key, value, How(scaling, sliding_window, softcap))
         return out.transpose(1, 2).contiguous(), None
     if _watching:
         _watching[-1].note(attention_mask, sliding_window)

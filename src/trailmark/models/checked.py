@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.errors import ModelError
+from trailmark.errors import ModelError, first_line
 from trailmark.memory import need
 from trailmark.plain_files import open_plain
 
@@ -43,7 +43,7 @@ def quiet() -> Iterator[None]:
 def must_hold_files(folder: Path) -> None:
     """Refuse a folder in which a file of a model is a pipe, a device or a folder: a reader may wait for ever."""
     if folder.is_dir():
-        for path in sorted(folder.iterdir()):
+        for path in sorted([*folder.iterdir(), *folder.glob("additional_chat_templates/*")]):
             if path.suffix in READ and not path.is_file():
                 raise ModelError(f"{path} is not a file of its own (but a folder, a pipe, a device or a lost link).")
             if path.suffix == ".json":
@@ -58,23 +58,23 @@ def check_sizes(config: Any, where: str) -> None:
             raise ModelError(f"{where}: its config.json says {key} {value:,}; at most {most:,} can be built here.")
 
 
-def described(config: Any) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the weights that a config asks for. Nothing is allocated."""
+def _empty(config: Any) -> Any:
+    """The model of a config. Nothing is allocated."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with quiet(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return {name: tuple(t.shape) for name, t in model.state_dict().items()}
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def described(config: Any) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of the weights that a config asks for."""
+    return {name: tuple(t.shape) for name, t in _empty(config).state_dict().items()}
 
 
 def weights_of(config: Any) -> int:
     """The number of weights that a config asks for, tied ones once."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with quiet(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    model = _empty(config)
     model.tie_weights()
     return sum(p.numel() for p in model.parameters())
 
@@ -160,8 +160,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     try:
         tensors = load_plain(file)
     except Exception as problem:  # a damaged file may raise anything
-        said = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
-        raise ModelError(f"{file} cannot be read: {said}.") from None
+        raise ModelError(f"{file} cannot be read: {first_line(problem)}.") from None
     must_be_finite(tensors, file)
     return tensors
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trailmark.models.attention import FAILURES, Layout, Prefill, set_up
-from trailmark.models.reach import text_config
+from trailmark.models.context_limit import text_config
 
 LEAST = 30_000_000  # smallest number of weights of a model that is worth compiling
 MOST = 24  # most shapes that are compiled

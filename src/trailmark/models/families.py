@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from trailmark.errors import TrailmarkError
+from trailmark.errors import TrailmarkError, first_line
 from trailmark.models.attention import NAME
 from trailmark.models.forward import pack, view
+from trailmark.models.layout_check import decodes, richest_layout
 from trailmark.models.lm import LM
-from trailmark.models.probe import decodes, richest_layout
 from trailmark.models.readout import Readout
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.types import Sample
@@ -138,7 +138,7 @@ def check(name: str) -> Checked:
             lm.check_output_layer()
             layout, _ = richest_layout(lm)
     except (TrailmarkError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as problem:
-        return Checked(name, "", refused=(str(problem).strip().splitlines() or [type(problem).__name__])[0])
+        return Checked(name, "", refused=first_line(problem))
     samples = [Sample(r, {"weight": np.r_[0.0, np.ones(len(r) - 1)]}, {"weight": 1.0}) for r in rows()]
     lm.model.zero_grad(set_to_none=True)
     ours: dict[int, torch.Tensor] = {}

@@ -22,10 +22,10 @@ from torch.utils.checkpoint import checkpoint
 from trailmark.errors import LearnError
 from trailmark.models import compiled
 from trailmark.models.attention import Layout
-from trailmark.models.law import NEVER, chosen, entropy, law_logits, most_likely, untruncated, working
 from trailmark.models.layout import RICHNESS, Packed, Shape, micro_batches
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout, View
+from trailmark.models.sampling import NEVER, chosen, entropy, law_logits, most_likely, untruncated, working
 from trailmark.types import Sample, SamplingLaw
 
 CHUNK = 1024

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from trailmark.errors import ModelError
 from trailmark.models.attention import FLEX_BLOCK, NAME, Decoding, Layout
 from trailmark.models.compiled import CompiledLayers
-from trailmark.models.reach import UNLIMITED, context_of, text_config
+from trailmark.models.context_limit import UNLIMITED, context_of, text_config
 
 
 @dataclass(eq=False)
 class LM:
     """`model` is a transformers causal LM, possibly wrapped by peft. `sharing` is the richest layout that its attention
-    computes exactly, as `models/probe.py` found."""
+    computes exactly, as `models/layout_check.py` found."""
 
     model: Any
     tokenizer: Any
@@ -31,7 +31,7 @@ class LM:
     notes: tuple[str, ...] = ()
     base_print: str = ""  # fingerprint of the folder of an adapter's base; empty: not computed yet
     decodes: str | None = None  # what is wrong with decoding from cached keys and values; None: not checked yet
-    reach: int = UNLIMITED  # the longest sequence whose windows are computed as the model's own masks say
+    limit: int = UNLIMITED  # the longest sequence whose windows are computed as the model's own masks say
     leaks: bool | None = None  # whether tokens of another row change a packed row; None: not checked yet
     kept: int = 0  # numbers that decoding keeps per token, once `decodes` is known
     compiled: CompiledLayers = field(default_factory=CompiledLayers)  # on a GPU
@@ -74,7 +74,7 @@ class LM:
     @property
     def context(self) -> int:
         """The longest sequence whose numbers are those of transformers."""
-        return min(context_of(self.base.config), self.reach)
+        return min(context_of(self.base.config), self.limit)
 
     @property
     def pad_multiple(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig, ModelShape
-from trailmark.errors import ModelError, TrailmarkError
+from trailmark.errors import ModelError, TrailmarkError, first_line
 from trailmark.fetching import allowed
 from trailmark.memory import LAYER, need, parameters
 from trailmark.models.adapters import add_lora, attach, find_base, is_adapter
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trailmark.models.lm import LM
 
 HEAD = re.compile(r"[a-z]\w*\.(\d+\.)?(weight|bias)")
+BEGINNINGS = 1 << 28  # letters of all beginnings of added tokens, which are kept (`texts.py`), or twice as many
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
@@ -82,7 +83,7 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     lm = LM(model, tokenizer, config.name, config.revision or "")
     _mark_ends(lm)
     _load_heads(lm, Path(config.name))
-    _probe(lm)
+    _check(lm)
     if config.lora and adapted:
         lm.notes = (
             *lm.notes,
@@ -100,25 +101,24 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     return lm
 
 
-def _probe(lm: LM) -> None:
+def _check(lm: LM) -> None:
     """Find out what is exact for a model: its output layer, its windows, and the layouts of a batch. A family whose
     code cannot run with our layout is refused."""
     import torch
 
-    from trailmark.models.probe import richest_layout
-    from trailmark.models.reach import find_reach, rope_note
+    from trailmark.models.context_limit import find_limit, rope_note
+    from trailmark.models.layout_check import richest_layout
 
     try:
         lm.check_output_layer()
-        lm.reach, notes = find_reach(lm)
+        lm.limit, notes = find_limit(lm)
         lm.sharing, more = richest_layout(lm)
     except torch.OutOfMemoryError:
         raise
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as problem:
-        said = (str(problem).strip().splitlines() or [""])[0][:160]
         raise ModelError(
             f"model '{lm.name}' ({type(lm.base).__name__}) cannot be computed with Trailmark's attention "
-            f"({type(problem).__name__}: {said}). Use another family."
+            f"({type(problem).__name__}: {first_line(problem)}). Use another family."
         ) from problem
     lm.notes = (*rope_note(lm), *notes, *more)
 
@@ -132,6 +132,14 @@ def _tell(notes: Sequence[str]) -> None:
 
 
 _told: set[str] = set()
+
+
+def load_untrained(config: ModelConfig, key: str) -> LM:
+    """A model that is not trained. Errors begin with `key`."""
+    try:
+        return load_model(config).freeze()
+    except ModelError as problem:
+        raise ModelError(f"{key}: {problem}") from problem
 
 
 def load_reference(config: ModelConfig, name: str | None = None) -> LM | None:
@@ -219,14 +227,11 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
                 f"model.shape.vocab is {vocab}, but the tokenizer has {len(tokenizer)} tokens: raise it or leave it out"
             )
         need_weights(parameters(shape, vocab), "model.shape", max(dtype.itemsize, 4), device, shape.layers)
-        return build(_shape_config(shape, vocab, tiny_config), config.seed, dtype, device), tokenizer
+        shaped = tiny_config(vocab=vocab, **shape.model_dump(exclude={"vocab"}))
+        return build(shaped, config.seed, dtype, device), tokenizer
     if config.quant != "none":
         _check_quant(config, device)
-    path = config.name
-    if path == "smollm2":
-        from trailmark.models.smollm import smollm2_folder
-
-        path = str(smollm2_folder())
+    path = _fetched(config.name)
     folder = Path(path)
     must_hold_files(folder)
     if is_adapter(folder):
@@ -323,11 +328,18 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
             f"{folder}: the model folder has no tokenizer: copy the tokenizer files there or set model.tokenizer"
         )
     try:
-        return AutoTokenizer.from_pretrained(
+        made = AutoTokenizer.from_pretrained(
             path, revision=revision or "main", local_files_only=not _hub_answers(path), trust_remote_code=False
         )
     except Exception as problem:  # damaged files may raise anything
         raise ModelError(_why(path, problem)) from problem
+    added = [t.content for t in getattr(made, "added_tokens_decoder", {}).values()]
+    if sum(len(word) ** 2 for word in added) > BEGINNINGS:
+        long: str = max(added, key=len)
+        raise ModelError(
+            f"{path}: its tokenizer has an added token of {len(long):,} letters, '{long[:40]}…': shorten it."
+        )
+    return made
 
 
 def load_config(path: str) -> Any:
@@ -358,11 +370,15 @@ def tokenizer_by_name(name: str) -> Any:
         from trailmark.models.tiny import tiny_tokenizer
 
         return tiny_tokenizer()
-    if name == "smollm2":
-        from trailmark.models.smollm import smollm2_folder
+    return load_tokenizer(_fetched(name))
 
-        name = str(smollm2_folder())
-    return load_tokenizer(name)
+
+def _fetched(name: str) -> str:
+    if name != "smollm2":
+        return name
+    from trailmark.models.smollm import smollm2_folder
+
+    return str(smollm2_folder())
 
 
 def _load_adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -427,23 +443,9 @@ def _check_quant(config: ModelConfig, device: str) -> None:
         raise ModelError(f"model.quant={config.quant} needs bitsandbytes: pip install 'trailmark[quant]'")
 
 
-def _shape_config(shape: ModelShape, vocab: int, tiny_config: Any) -> Any:
-    return tiny_config(
-        family=shape.family,
-        vocab=vocab,
-        layers=shape.layers,
-        width=shape.width,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        ffn=shape.ffn,
-        context=shape.context,
-        tied=shape.tied,
-    )
-
-
 def describe(config: ModelConfig) -> dict[str, Any]:
     """What `--dry-run` says about a model, without network and weights: its family and number of parameters."""
-    from trailmark.models.reach import context_of
+    from trailmark.models.context_limit import context_of
     from trailmark.models.tiny import tiny_tokenizer
 
     if config.shape or config.name == "tiny":
@@ -464,7 +466,7 @@ def shape_of(config: ModelConfig) -> Any:
 
     if config.shape or config.name == "tiny":
         shape = config.shape or ModelShape()
-        return _shape_config(shape, shape.vocab or len(tiny_tokenizer()), tiny_config)
+        return tiny_config(vocab=shape.vocab or len(tiny_tokenizer()), **shape.model_dump(exclude={"vocab"}))
     if Path(config.name).is_dir():
         return _config(find_base(Path(config.name)).path if is_adapter(config.name) else config.name, here=True)
     if config.name == "smollm2":

@@ -39,7 +39,7 @@ def cache_dir() -> Path:
     return Path(root)
 
 
-def smollm2_folder(gguf: Path | None = None) -> Path:
+def smollm2_folder() -> Path:
     """The model as a transformers folder, fetched and converted once (about a minute) and then loaded in seconds."""
     folder = cache_dir() / "smollm2-135m-instruct"
     if (folder / "config.json").is_file():
@@ -48,7 +48,7 @@ def smollm2_folder(gguf: Path | None = None) -> Path:
         raise ModelError("reading SmolLM2 needs the package 'gguf': pip install gguf")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        return _convert(gguf or _packaged() or _fetched(Path(scratch)), folder)
+        return _convert(_packaged() or _fetched(Path(scratch)), folder)
 
 
 def _convert(gguf: Path, folder: Path) -> Path:

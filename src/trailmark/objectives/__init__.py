@@ -18,17 +18,8 @@ from trailmark.objectives.value import Value
 from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.recipe import Loaded, resolve
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "sft": Sft,
-    "weighted_logp": WeightedLogp,
-    "clipped": Clipped,
-    "value": Value,
-    "classify": Classify,
-    "pairwise": Pairwise,
-    "ranking": Ranking,
-    "kto": Kto,
-    "soft_bellman": SoftBellman,
-}
+KINDS = (Sft, WeightedLogp, Clipped, Value, Classify, Pairwise, Ranking, Kto, SoftBellman)
+OBJECTIVES: dict[str, type[Objective]] = {k.model_fields["kind"].default: k for k in KINDS}
 
 
 def get_objective(spec: Mapping[str, Any]) -> Objective:
@@ -39,18 +30,6 @@ def get_objective(spec: Mapping[str, Any]) -> Objective:
 
 
 __all__ = [
-    "OBJECTIVES",
-    "Classify",
-    "Clipped",
-    "Kto",
-    "Note",
-    "Objective",
-    "Pairwise",
-    "Ranking",
-    "Sft",
-    "SoftBellman",
-    "Term",
-    "Value",
-    "WeightedLogp",
-    "get_objective",
-]
+    "OBJECTIVES", "Classify", "Clipped", "Kto", "Note", "Objective", "Pairwise", "Ranking", "Sft", "SoftBellman",
+    "Term", "Value", "WeightedLogp", "get_objective",
+]  # fmt: skip

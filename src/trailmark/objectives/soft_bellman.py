@@ -118,7 +118,7 @@ class SoftBellman(Objective):
     def _value(self, view: View, steps: _Steps, past: Tensor, again: Tensor | None) -> list[Term | Note]:
         tail, v = steps.at(tail_sums(past, view.row)), steps.at(view["value"])
         clipped = tail if self.clip_log is None else tail.clamp(-self.clip_log, self.clip_log)
-        error = (v - steps.at(view["reward"]) + self.beta * clipped).square()
+        error = (v - steps.at(view["reward"]) + self.beta * clipped).square()  # (V - R + beta sum_{i>=t} l_i)^2
         out: list[Term | Note] = [
             Term("value", (steps.w * (error if again is None else again * error)).sum()),
             Note("v", v.detach()),
@@ -137,11 +137,11 @@ class SoftBellman(Objective):
             ends = steps.last.to(v.dtype)
             after = torch.cat([v[1:], v.new_zeros(1)]) * (1 - ends)
             error = v - reward * ends - after + self.beta * steps.own(own)
-        elif self.level in ("token", "step"):
+        elif self.level in ("token", "step"):  # V - R + beta l_t + sg[beta sum_{i>t} l_i]
             mine = steps.own(own)
             tail = steps.at(tail_sums(own.detach(), view.row)) + (mine - mine.detach())
             error = v - reward + self.beta * tail
-        else:
+        else:  # V - R + beta sum_{i>=t} l_i
             error = v - reward + self.beta * steps.at(tail_sums(own, view.row))
         square = error.square()
         if self.level == "response":

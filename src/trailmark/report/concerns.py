@@ -78,8 +78,8 @@ def _of_methods(evals: Mapping[str, Points]) -> list[dict[str, str]]:
     for name in registry.ours("warnings"):
         if name in last:
             step = last[name][0]
-            said = registry.load("warnings", name)({n: value for n, (at, value) in last.items() if at == step})
-            found += [_warn(f"Step {step:g}: {said}.")] if said else []
+            warning = registry.load("warnings", name)({n: value for n, (at, value) in last.items() if at == step})
+            found += [_warn(f"Step {step:g}: {warning}.")] if warning else []
     return found
 
 

@@ -107,8 +107,8 @@ def view(
                 v["n"] = others
         else:
             v["whole"] = True
-        earned = [_short(x) for x in on_tokens(t, i, notes.get("advantage", ())) or (None,)]
-        v["a"] = earned[0] if len(set(earned)) == 1 else earned if w is not None else None
+        credit = [_short(x) for x in on_tokens(t, i, notes.get("advantage", ())) or (None,)]
+        v["a"] = credit[0] if len(set(credit)) == 1 else credit if w is not None else None
         v |= {"on": learnt and trained(episode, t.seat), "reward": _short(t.reward), "v": versions(t)}
         if t.law.allowed is None:  # the length of a label says nothing
             v["stop"] = t.stop
@@ -137,16 +137,16 @@ def versions(turn: Turn) -> int | str:
 
 
 def _law(turn: Turn) -> str:
-    law, said = turn.law, []
+    law, parts = turn.law, []
     if law.temperature != 1.0:
-        said.append(f"temperature {law.temperature:g}")
+        parts.append(f"temperature {law.temperature:g}")
     if law.top_k:
-        said.append(f"top {law.top_k}")
+        parts.append(f"top {law.top_k}")
     if law.top_p < 1.0:
-        said.append(f"top-p {law.top_p:g}")
+        parts.append(f"top-p {law.top_p:g}")
     if law.allowed is not None:
-        said.append(f"{len(law.allowed)} tokens allowed")
-    return ", ".join(said)
+        parts.append(f"{len(law.allowed)} tokens allowed")
+    return ", ".join(parts)
 
 
 def _short(x: float | None) -> float | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark import __version__, registry
+from trailmark.episodes import evenly
 from trailmark.evaluate.run import FailedAs
 from trailmark.plain_files import read_json
 from trailmark.report import read
@@ -39,7 +40,7 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
     last = max((r["step"] for r in metrics), default=0)
     state = read.state(run, last, steps)
     files, tests = read.episode_files(run), read.evaluation_files(run, ITERATIONS)
-    chosen = read.spread(files, ITERATIONS)
+    chosen = evenly(files, ITERATIONS)
     read_in = {f: lines.rows(f, Episode) for f in (*chosen, *tests)}
     notes = {f: read.annotated(f, lines) for f in read_in}  # by file: evaluations during training play the same starts
     wrong = [m for f, episodes in read_in.items() for m in misfits(f, episodes)]
@@ -64,8 +65,8 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
         more = f" In total, {len(wrong)} annotations do not fit." if len(wrong) > 1 else ""
         data["concerns"] += [{"level": "warn", "text": f"An annotation does not fit: {wrong[0]}{more}"}]
     for name in registry.ours("end_warnings"):
-        if said := registry.load("end_warnings", name)(run.path):
-            data["concerns"].append({"level": "warn", "text": f"At the end: {said}."})
+        if warning := registry.load("end_warnings", name)(run.path):
+            data["concerns"].append({"level": "warn", "text": f"At the end: {warning}."})
     data["concerns"] += [
         {"level": "warn", "text": f"Evaluation {r['name']}: {r['warning']}."}
         for r in data["evaluation"]
@@ -89,17 +90,17 @@ def _sources(
     size = 0
     for f, rows in files.items():
         order = sorted(range(len(rows)), key=lambda i: (-often[names[rows[i].task.id]], i))[:share]
-        shown: list[dict[str, Any]] = []
+        views: list[dict[str, Any]] = []
         for i in sorted(order):
             if size + texts.size > SIZE:
                 break
             e = rows[i]
             seen = view(e, pieces, texts, notes[f].get(e.id, {}), f not in tests)
-            shown.append(seen | {"start": names[e.task.id]})
+            views.append(seen | {"start": names[e.task.id]})
             size += len(json.dumps(seen))
         label = f"evaluation {tests[f]}" if f in tests else f"iteration {int(f.stem)}"
         source = {"name": label, "test": f in tests, "total": len(rows), "credit": credit_source(rows, notes[f]),
-                  "episodes": shown}  # fmt: skip
+                  "episodes": views}  # fmt: skip
         sources.append(source)
     decoded = any("id" in t for s in sources for e in s["episodes"] for t in e["turns"])
     return {"sources": [s for s in sources if s["episodes"]], "texts": texts.all, "decoded": decoded}
@@ -108,9 +109,9 @@ def _sources(
 def _versions(run: Run) -> dict[str, Any]:
     """The versions that the run wrote down (versions.json), or those of the machine that writes the page."""
     try:
-        said = read_json(run.path / "versions.json")
-        if isinstance(said, dict):
-            return {"of": "the run", "list": {str(k): str(v) for k, v in said.items()}}
+        stored = read_json(run.path / "versions.json")
+        if isinstance(stored, dict):
+            return {"of": "the run", "list": {str(k): str(v) for k, v in stored.items()}}
     except (OSError, ValueError):
         pass
     found = {"trailmark": __version__, "python": platform.python_version()}

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trailmark.episodes import evenly
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.plain_files import read_json, read_plain
+from trailmark.plain_files import read_json
 from trailmark.runs.annotations import annotation_files, named_episodes
 from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json
-from trailmark.runs.store import Run, metric_row, read_recipe, segments
+from trailmark.runs.store import Run, lines_of, metric_row, read_recipe, segments
 from trailmark.types import Annotation
 
 
@@ -29,12 +30,7 @@ class LineReader:
         return self._rows(path, lambda line, i: from_json(line, path, i, kind))
 
     def _rows(self, path: Path, read: Any) -> list[Any]:
-        try:
-            *lines, tail = read_plain(path).split(b"\n")
-        except FileNotFoundError:
-            return []
-        except OSError as e:
-            raise DataError(f"cannot be read ({e.strerror}).", path) from None
+        *lines, tail = lines_of(path, True)
         out, bad = [], int(bool(tail))  # a last line without a newline is still being written
         for i, line in enumerate(lines, 1):
             try:
@@ -103,13 +99,6 @@ def annotated(file: Path, lines: LineReader) -> dict[str, dict[str, list[Annotat
     return found
 
 
-def spread(items: list[Any], most: int) -> list[Any]:
-    """At most `most` of the items: the first, the last and evenly between."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
 def evaluation_files(run: Run, most: int) -> dict[Path, str]:
     """The named evaluations and at most `most` of the numbered ones (during training, after that step), with names."""
     folder = run.path / "evaluation"
@@ -117,7 +106,7 @@ def evaluation_files(run: Run, most: int) -> dict[Path, str]:
         return {}
     numbered = segments(folder)
     named = named_episodes(folder)
-    return {p: f"after step {int(p.stem)}" for p in spread(numbered, most)} | {p: p.stem for p in named}
+    return {p: f"after step {int(p.stem)}" for p in evenly(numbered, most)} | {p: p.stem for p in named}
 
 
 def episode_files(run: Run) -> list[Path]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trailmark.evaluate.run import FailedAs, successes, warning
-from trailmark.evaluate.stats import proportion
 from trailmark.samples import scored
+from trailmark.stats.intervals import proportion
 from trailmark.types import Episode, Scored
 
 POINTS = 2000  # most points of a curve; longer ones are averaged in equal pieces
@@ -60,12 +60,12 @@ def evaluation_row(name: str, episodes: Sequence[Episode], failed: FailedAs = "a
     good, dropped = scored(episodes)
     outcomes = [e.outcome for e in good if isinstance(e.outcome, Scored)]
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), **dropped, "failed_as": failed}
-    if said := successes(episodes, None, failed):
-        starts, wins = zip(*said)
+    if found := successes(episodes, None, failed):
+        starts, wins = zip(*found)
         share = proportion(wins, starts)
         row |= {"wins": int(sum(wins)), "n": len(wins), "success": share.value, "low": share.low, "high": share.high}
-    if told := warning(episodes, row):
-        row["warning"] = told
+    if warned := warning(episodes, row):
+        row["warning"] = warned
     if outcomes:
         row["reward"] = _mean([o.reward for o in outcomes])
         row["turns"] = sum(len(e.turns) for e in good) / len(good)

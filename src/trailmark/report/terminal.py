@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from trailmark.errors import DataError, nearest
-from trailmark.evaluate.output import print_whole
 from trailmark.report.episodes import credit_source, on_tokens, trained, versions
 from trailmark.report.pieces import Pieces, named, run_pieces
 from trailmark.report.read import LineReader, annotated
 from trailmark.runs.annotations import misfits, named_episodes
 from trailmark.runs.store import Run, segments
+from trailmark.terminal.output import print_whole
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
 MISFITS = 3  # most warnings per file about annotations that do not fit
@@ -39,7 +39,7 @@ def inspect_file(
     console = _console(color)
     files, run = _files(path)
     lines = LineReader()
-    shown, held = 0, []  # held: lines that wait until the wanted seat has been seen once
+    listed, held = 0, []  # held: lines that wait until the wanted seat has been seen once
     seats: set[str] = set()
     found: tuple[Episode, Path] | None = None
     ids: list[str] = []
@@ -51,7 +51,7 @@ def inspect_file(
             if wanted is None:
                 seats |= {t.seat for t in e.turns}
                 held.append(_line(e, seat, _learnt(file)))
-                shown += 1
+                listed += 1
                 if seat is None or seat in seats:
                     for line in held:
                         console.print(line, soft_wrap=True)
@@ -60,7 +60,7 @@ def inspect_file(
                 found = e, file
         if found is not None:
             break
-        if wanted is None and shown == 1 and len(files) == 1:
+        if wanted is None and listed == 1 and len(files) == 1:
             found = episodes[0], file
     for name, n in lines.broken.items():
         print(f"{name}: {n} unreadable or unfinished lines left out", file=sys.stderr)
@@ -253,8 +253,8 @@ def _written(t: Turn, parts: list[str] | None, by: str, on: bool, values: Sequen
         else:
             k = _step(t, i)
             style = style if k is None else _bg(STEPS[k % len(STEPS)], 1)
-        shown = _plain(piece).replace("\t", "⇥")
-        for n, line in enumerate(shown.split("\n")):
+        text = _plain(piece).replace("\t", "⇥")
+        for n, line in enumerate(text.split("\n")):
             if n:
                 out.append("⏎\n    ", Style(dim=True))
             out.append(line, style)

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from trailmark.engines.base import EngineError
 from trailmark.failures import must_be_answered
 from trailmark.memory import need_starts
-from trailmark.rollout.desk import Desk, Seat, Start, label_ids, stop_ids
+from trailmark.rollout.desk import Desk, Start, label_ids, stop_ids
 from trailmark.rollout.judged import give_verdicts, judge_of
 from trailmark.rollout.pool import LocalPool, Pool
 from trailmark.run_async import wait
 from trailmark.score.base import Judge
+from trailmark.seats.seat import Seat
 from trailmark.tasks.base import Observation, TaskSource, declared
 from trailmark.time_limits import TooLong, WorldCalls
 from trailmark.types import Annotation, Episode, Failed, Invalid, Task

@@ -24,14 +24,16 @@ def search_episodes(
     tasks: Sequence[Task],
     seed: int = 0,
     prefix: str = "eval:",
+    failures: float = 1.0,
 ) -> tuple[list[Episode], list[Episode], int]:
     """Returns the chosen episodes, the plain ones that they were chosen from (best_of), and the number of all sampled
-    tokens."""
+    tokens. Servers may fail to answer in at most a share `failures` of all."""
+    how: dict[str, Any] = {"seed": seed, "prefix": prefix, "failures": failures}
     if plan.kind == "best_of":
-        plain = play(source, tasks, [seat], n=plan.width, seed=seed, prefix=prefix)
+        plain = play(source, tasks, [seat], n=plan.width, **how)
         return best_by_value(plain, scorer, seat, plan.step_ends), plain, sum(map(written, plain))
     searcher = Searcher(seat.engine, scorer, plan, keep=True)
-    played = play(source, tasks, [dataclasses.replace(seat, engine=searcher)], seed=seed, prefix=prefix)
+    played = play(source, tasks, [dataclasses.replace(seat, engine=searcher)], **how)
     return [noted(e, searcher) for e in played], [], sum(f.tokens for f in searcher.found.values())
 
 

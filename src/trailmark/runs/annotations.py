@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trailmark.errors import DataError
-from trailmark.plain_files import read_plain
-from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import atomic_write, beside, remove_file, segments
+from trailmark.runs.episode_json import from_json
+from trailmark.runs.store import beside, lines_of, segments, write_rows
 from trailmark.types import Annotation, Episode, Scored
 
 
@@ -26,22 +25,13 @@ def annotation_files(file: Path) -> list[Path]:
 
 def write_notes(path: Path, notes: Iterable[Annotation]) -> None:
     """Write annotations into a file, all or none."""
-    atomic_write(path, "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
-
-
-def write_beside(file: Path, notes: Iterable[Annotation]) -> None:
-    """Write the notes on the episodes of a file next to it. Older notes are deleted: they are about other episodes."""
-    if data := "".join(to_json(a) + "\n" for a in notes).encode():
-        atomic_write(beside(file), data, "annotation")
-    else:
-        remove_file(beside(file))
+    write_rows(path, notes, "annotation")
 
 
 def read_beside(file: Path) -> list[Annotation]:
     """The notes that `write_beside` wrote."""
     path = beside(file)
-    lines = read_plain(path).split(b"\n")[:-1] if path.is_file() else []
-    return [from_json(line, path, i, Annotation) for i, line in enumerate(lines, 1)]
+    return [from_json(line, path, i, Annotation) for i, line in enumerate(lines_of(path, True)[:-1], 1)]
 
 
 def named_episodes(folder: Path) -> list[Path]:
@@ -57,9 +47,9 @@ def misfits(file: Path, episodes: Sequence[Episode]) -> list[str]:
     for path in annotation_files(file):
         name = path.parent.name if path != beside(file) else ""
         try:
-            *lines, tail = read_plain(path).split(b"\n")
-        except OSError as problem:
-            out.append(f"{path}: cannot be read ({problem.strerror}).")
+            *lines, tail = lines_of(path)
+        except DataError as problem:
+            out.append(str(problem))
             continue
         seen: dict[tuple[str, str, int | None], int] = {}
         for i, line in enumerate(lines, 1):
@@ -116,7 +106,7 @@ def _learns(e: Episode, seat: str) -> bool:
 
 
 def _readable(path: Path) -> Iterable[Annotation]:
-    for i, line in enumerate(read_plain(path).split(b"\n")[:-1], 1):
+    for i, line in enumerate(lines_of(path)[:-1], 1):
         try:
             yield from_json(line, path, i, Annotation)
         except DataError:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import append_text, atomic_write, beside, whole_lines
+from trailmark.runs.episode_json import to_json
+from trailmark.runs.store import append_text, whole_rows, write_beside, write_rows
 from trailmark.types import Annotation, Episode, Failed
 
 
@@ -34,17 +34,10 @@ class Collection:
     def __init__(self, path: Path):
         self.path, self.partial = path, path.with_name(f"{path.stem}.partial.jsonl")
         self.partial_notes = path.with_name(f"{path.stem}.partial.annotations.jsonl")
-        self.found: dict[str, Episode] = {}
         self.notes: dict[tuple[str, str, int | None], Annotation] = {}
-        if self.partial_notes.exists():
-            for i, line in enumerate(whole_lines(self.partial_notes), 1):
-                self._note(from_json(line, self.partial_notes, i, Annotation))
-        if self.partial.exists():
-            self.found = {
-                e.id: e
-                for i, line in enumerate(whole_lines(self.partial), 1)
-                for e in [from_json(line, self.partial, i)]
-            }
+        for note in whole_rows(self.partial_notes, Annotation):
+            self._note(note)
+        self.found = {e.id: e for e in whole_rows(self.partial, Episode)}
 
     def play(self, starts: Sequence[Start], play: Callable[[list[Start], Keep], Any]) -> list[Episode]:
         """The episodes of all starts, in order. `play(left, each)` plays the starts that are left and calls `each` with
@@ -82,9 +75,8 @@ class Collection:
         """Write the complete file. The collection is then finished and cannot be resumed."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         episodes = list(episodes)
-        if notes := self.notes_of(episodes):
-            atomic_write(beside(self.path), "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
-        atomic_write(self.path, "".join(to_json(e) + "\n" for e in episodes).encode(), "segment")
+        write_beside(self.path, self.notes_of(episodes))
+        write_rows(self.path, episodes, "segment")
         self.forget()
         return self.path
 

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError, shorten
-from trailmark.marked_yaml import parse
+from trailmark.errors import DataError
 from trailmark.plain_files import open_plain, read_plain
+from trailmark.runs.recipe_keys import changes, diff_recipes
 from trailmark.runs.store import Run
-
-IGNORED = ("out", "name", "trackers", "failures")  # keys of a recipe that may differ between equal runs
-_ABSENT = object()
-
-
-def compared(recipe: Any, ignored: Collection[str] = IGNORED) -> Any:
-    """A recipe without the keys that may differ between equal runs. How often the clock makes a checkpoint is one of
-    them, in every section `checkpoint`."""
-
-    def timeless(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if isinstance(c := value.get("checkpoint"), dict):
-            value = {**value, "checkpoint": {k: v for k, v in c.items() if k != "minutes"}}
-        return {k: timeless(v) for k, v in value.items() if not (k == "checkpoint" and v == {})}
-
-    return timeless({k: v for k, v in recipe.items() if k not in ignored}) if isinstance(recipe, dict) else recipe
 
 
 @dataclass(frozen=True)
@@ -48,24 +31,6 @@ def _only(second: bool) -> str:
     return f"only in the {'second' if second else 'first'} run"
 
 
-def _short(value: Any) -> str:
-    return "nothing" if value is _ABSENT else shorten(json.dumps(value, ensure_ascii=False))
-
-
-def _changes(a: Any, b: Any, path: str = "") -> Iterator[str]:
-    """`key 'x.y': 1 and 2` for every place where two JSON values differ, in order."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in dict.fromkeys([*a, *b]):
-            yield from _changes(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{path}.{key}" if path else key)
-    elif isinstance(a, list) and isinstance(b, list):
-        for i, (x, y) in enumerate(zip(a, b, strict=False)):
-            yield from _changes(x, y, f"{path}.{i}")
-        if len(a) != len(b):
-            yield f"key '{path}': {len(a)} and {len(b)} entries"
-    elif type(a) is not type(b) or repr(a) != repr(b):  # 1 is not 1.0, and 0.0 is not -0.0
-        yield f"key '{path}': {_short(a)} and {_short(b)}"
-
-
 def _lines(a: Path, b: Path) -> str:
     """The first difference of two JSON lines files: the line, its episode or step, and the key."""
     for i, (x, y) in enumerate(zip_longest(read_plain(a).split(b"\n"), read_plain(b).split(b"\n")), 1):
@@ -74,7 +39,7 @@ def _lines(a: Path, b: Path) -> str:
                 return f"line {i}: {_only(not x)}"
             u, v = json.loads(x), json.loads(y)
             about = next((f" ({k} {u[k]})" for k in ("id", "episode", "step") if k in u), "")
-            return f"line {i}{about}: {next(_changes(u, v), 'equal values in other words')}"
+            return f"line {i}{about}: {next(changes(u, v), 'equal values in other words')}"
     return "the bytes differ"
 
 
@@ -138,21 +103,10 @@ def _file(a: Path, b: Path, one: Path, two: Path) -> str | None:
             return _tensors(a, b)
         if a.suffix == ".json":
             x, y = _json(a, one), _json(b, two)
-            return None if x == y else next(_changes(x, y), "equal values in other words")
+            return None if x == y else next(changes(x, y), "equal values in other words")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise DataError(f"cannot be compared with {b}: one of them is damaged ({e}).", a) from None
     return f"the bytes differ ({a.stat().st_size} and {b.stat().st_size} of them)"
-
-
-def diff_recipes(
-    a: str, b: str, ignored: Collection[str] = IGNORED, words: Callable[[Mapping[str, Any]], Any] = dict,
-    files: tuple[str, str] = ("recipe.yaml", "recipe.yaml"),
-) -> list[str]:  # fmt: skip
-    """A sentence for each key that differs between two resolved recipes, after `words` filled in what they leave out.
-    Errors name the recipes by `files`."""
-    x, y = (parse(text, file)[0] for text, file in zip((a, b), files))
-    keep = lambda recipe: compared(words(recipe), ignored) if isinstance(recipe, dict) else recipe
-    return list(_changes(keep(x), keep(y)))
 
 
 def few(found: Sequence[Difference], most: int = 3) -> list[str]:
@@ -166,12 +120,12 @@ def few(found: Sequence[Difference], most: int = 3) -> list[str]:
         kinds.setdefault((top, kind), []).append(d)
     lines, left = [], 0
     for (top, kind), these in kinds.items():
-        shown = len(these) if top == "recipe.yaml" or len(these) <= most + 1 else most
-        lines += map(str, these[:shown])
-        if more := len(these) - shown:
+        listed = len(these) if top == "recipe.yaml" or len(these) <= most + 1 else most
+        lines += map(str, these[:listed])
+        if more := len(these) - listed:
             left += more
             how = "differ" if kind == "content" else f"are {kind}"
-            lines.append(f"{top}: {more} more files {how} ({these[shown].file} to {these[-1].file})")
+            lines.append(f"{top}: {more} more files {how} ({these[listed].file} to {these[-1].file})")
     if left:
         lines.append(f"{len(found)} differences in all; --all prints every one")
     return lines

@@ -6,13 +6,14 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.memory import need_starts
 from trailmark.runs.data_files import no_pipes, note_files
-from trailmark.runs.diff import IGNORED, diff_recipes
+from trailmark.runs.recipe_keys import IGNORED, diff_recipes
 from trailmark.runs.stages import BEFORE
 from trailmark.runs.store import Run, atomic_write
 
@@ -43,6 +44,7 @@ def versions() -> dict[str, str]:
     return {**found, "python": platform.python_version()}
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)

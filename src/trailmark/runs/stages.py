@@ -364,16 +364,16 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], grows: Sequence[str
     """A sentence for each setting and each input file that differs. Settings with which the stage can simply go on come
     last."""
     keys = sorted(_keys(old["settings"], new["settings"]), key=lambda found: found[0] in grows)
-    said = [f"key '{key}' was {_short(a)} and is {_short(b)}" for key, a, b in keys]
+    changes = [f"key '{key}' was {_short(a)} and is {_short(b)}" for key, a, b in keys]
     for name in dict.fromkeys([*old["inputs"], *new["inputs"]]):
         before, now = old["inputs"].get(name), new["inputs"].get(name)
         if before is None or now is None:
-            said.append(f"input '{name}' is {'new' if before is None else 'no longer used'}")
+            changes.append(f"input '{name}' is {'new' if before is None else 'no longer used'}")
             continue
         other = sorted(f for f in {*before, *now} if before.get(f) != now.get(f))
         if other:
-            said.append(f"input '{name}' has changed" + (f" ({other[0]})" if other[0] else ""))
-    return [*said, *(f"the file of key '{key}' has changed" for key in _other_files(old, new))]
+            changes.append(f"input '{name}' has changed" + (f" ({other[0]})" if other[0] else ""))
+    return [*changes, *(f"the file of key '{key}' has changed" for key in _other_files(old, new))]
 
 
 def _other_files(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -34,7 +34,8 @@ from trailmark.types import Annotation, Episode
 
 __all__ = [
     "Run", "append_line", "atomic_write", "beside", "from_json", "read_annotations", "read_episodes", "read_metrics",
-    "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_segment",
+    "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_beside", "write_rows",
+    "write_segment",
 ]  # fmt: skip
 
 MOST_STEPS = 10**9  # of a run: a larger number in a file is an error
@@ -130,27 +131,38 @@ def segments(folder: str | Path) -> list[Path]:
     return sorted(found, key=lambda p: (int(p.stem), p.name))
 
 
+def write_rows(path: str | Path, rows: Iterable[Episode] | Iterable[Annotation], name: str = "file") -> None:
+    """Write episodes or annotations as lines, all or none."""
+    atomic_write(path, "".join(to_json(row) + "\n" for row in rows).encode(), name)
+
+
 def write_segment(
     folder: str | Path, index: int, rows: Iterable[Episode] | Iterable[Annotation], name: str = "segment"
 ) -> Path:
     """Write step `index` of a folder of episodes or annotations. An existing file is replaced."""
     path = Path(folder) / f"{index:06d}.jsonl"
-    data = "".join(to_json(row) + "\n" for row in rows).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise cannot_write(path, e) from e
-    atomic_write(path, data, name)
+    write_rows(path, rows, name)
     return path
+
+
+def lines_of(path: str | Path, missing: bool = False) -> list[bytes]:
+    """What lies between the newlines of a file: the last is not empty if that line is still being written, or is cut
+    off. With `missing`, a file that is not there has no lines."""
+    try:
+        return read_plain(path).split(b"\n")
+    except OSError as e:
+        if missing and isinstance(e, FileNotFoundError):
+            return [b""]
+        raise DataError(f"cannot be read ({e.strerror}).", path) from None
 
 
 def read_segment(path: str | Path, kind: type[Row] = Episode) -> list[Row]:
     """All rows of one segment. `kind` is Episode or Annotation."""
-    try:
-        lines = read_plain(path).split(b"\n")
-    except OSError as e:
-        raise DataError(f"cannot be read ({e.strerror}).", path) from None
-    tail = lines.pop()
+    *lines, tail = lines_of(path)
     if tail:
         raise DataError(f"line {len(lines) + 1} is cut off: it does not end with a newline.", path, len(lines) + 1)
     return [from_json(line, path, i, kind) for i, line in enumerate(lines, 1)]
@@ -159,6 +171,14 @@ def read_segment(path: str | Path, kind: type[Row] = Episode) -> list[Row]:
 def beside(path: str | Path) -> Path:
     """The annotation file next to a file of episodes, if RUN/annotations has none (see `runs/annotations.py`)."""
     return Path(path).with_suffix(".annotations.jsonl")
+
+
+def write_beside(file: Path, notes: Iterable[Annotation]) -> None:
+    """Write the notes on the episodes of a file next to it. Older notes are deleted: they are about other episodes."""
+    if notes := list(notes):
+        write_rows(beside(file), notes, "annotation")
+    else:
+        remove_file(beside(file))
 
 
 def read_episodes(folder: str | Path) -> Iterator[Episode]:
@@ -237,25 +257,24 @@ def whole_lines(path: Path) -> list[bytes]:
     return raw[:end].split(b"\n")[:-1]
 
 
+def whole_rows(path: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a file that only grows; it may not be there yet."""
+    return [from_json(line, path, i, kind) for i, line in enumerate(whole_lines(path) if path.exists() else (), 1)]
+
+
 def metric_row(line: bytes, path: Path, i: int) -> dict[str, Any]:
     """A line of `metrics.jsonl` or `timings.jsonl`."""
     row = object_from_json(line, path, i)
     if type(step := row.get("step")) is not int or not 0 <= step <= MOST_STEPS:
-        said = repr(step)
-        said = said if len(said) <= 40 else f"{said[:40]}…"
-        raise DataError(f"must be a whole number from 0 to {MOST_STEPS}, not {said}.", path, i, "step")
+        found = repr(step)
+        found = found if len(found) <= 40 else f"{found[:40]}…"
+        raise DataError(f"must be a whole number from 0 to {MOST_STEPS}, not {found}.", path, i, "step")
     return row
 
 
 def _metric_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """The complete lines of a file and their values. A last line without newline is still being written."""
-    try:
-        lines = read_plain(path).split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    except OSError as e:
-        raise DataError(f"cannot be read ({e.strerror}).", path) from None
-    return [(line, metric_row(line, path, i)) for i, line in enumerate(lines, 1)]
+    return [(line, metric_row(line, path, i)) for i, line in enumerate(lines_of(path, True)[:-1], 1)]
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -298,10 +317,10 @@ def hold(path: Path, what: str) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as e:
-        said = cannot_write(path, e)
+        problem = cannot_write(path, e)
         if e.errno in (errno.EROFS, errno.EACCES):
-            raise RunError(f"{said} Copy {path.parent} to where you may write, and go on there.") from None
-        raise said from None
+            raise RunError(f"{problem} Copy {path.parent} to where you may write, and go on there.") from None
+        raise problem from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -403,11 +422,8 @@ class Run:
         refuse_links(self.path)
         path = self.path / "evaluation" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        if notes:
-            atomic_write(beside(path), "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
-        else:
-            remove_file(beside(path))
-        atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
+        write_beside(path, notes)
+        write_rows(path, episodes, "evaluation")
         return path
 
     @property

@@ -6,6 +6,7 @@ import functools
 import operator
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, create_model, model_validator
@@ -14,6 +15,7 @@ from trailmark import registry
 from trailmark.config import ModelConfig, ServerConfig
 from trailmark.errors import RecipeError
 from trailmark.recipe import Config, resolve
+from trailmark.seats.names import fix_part
 
 LIMIT = "most seconds for one {}; a play that takes longer has failed, which is no reward of 0; none: any time"
 
@@ -169,6 +171,11 @@ def judge_config(reward: JudgeConfig | str | Mapping[str, Any]) -> Any:
     except RecipeError as e:  # it names the keys as they were written
         short = isinstance(reward, Mapping) and "kind" not in reward
         raise RecipeError(str(e).replace("'reward.of.", "'reward.") if short else str(e)) from None
+
+
+def fix_options(options: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
+    """The options of a task, with a folder for the model that `reward` names as judge: what it meant in a run."""
+    return fix_part(typed(options), "task.options", run)
 
 
 def typed(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,12 +18,14 @@ from typing import Any, TypeVar
 
 from trailmark.ask.client import Client, NoAnswer, Unreadable, run_limited
 from trailmark.ask.store import Store
+from trailmark.config import EngineConfig
 from trailmark.engines.base import EngineError
 from trailmark.engines.http_client import EngineRefused, EngineStatus, EngineTimeout
 from trailmark.errors import JudgeError, JudgeGone
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.config import ModelJudgeConfig
+from trailmark.seats.open import connect, open_engine
 from trailmark.time_limits import TooLong, awaited_within
 from trailmark.types import Annotation, Failed, SamplingLaw
 
@@ -64,9 +66,12 @@ class ModelJudge(Judge):
                              SamplingLaw(config.temperature), price=config.price)  # fmt: skip
 
     def _open(self) -> Any:
-        from trailmark.ask.engines import open_engine
+        if self.config.server is not None:
+            return connect(self.config.server, "reward.server")
+        assert self.config.model is not None
+        from trailmark.models.load import load_untrained
 
-        return open_engine(self.config.server, self.config.model, "reward")
+        return open_engine(load_untrained(self.config.model, "reward.model"), EngineConfig(), plays=False)
 
     @property
     def asked(self) -> int:

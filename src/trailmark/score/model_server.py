@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from trailmark.ask.engines import open_server
 from trailmark.config import ServerConfig
 from trailmark.engines.base import EngineError
 from trailmark.engines.http import OWNER, HttpEngine
@@ -20,6 +19,7 @@ from trailmark.engines.http_client import EngineGarbage, EngineRefused, EngineSt
 from trailmark.errors import JudgeError, JudgeGone
 from trailmark.run_async import wait
 from trailmark.score.gold import Gold, Likelihood
+from trailmark.seats.open import connect
 from trailmark.texts import encode
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class ServedModel:
     @cached_property
     def engine(self) -> HttpEngine:
         try:
-            return open_server(self.config, self.key, self.tokenizer)
+            return connect(self.config, self.key, self.tokenizer)
         except EngineError as problem:
             raise JudgeError(str(problem)) from None
 

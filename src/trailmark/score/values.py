@@ -12,7 +12,6 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trailmark.errors import ModelError
@@ -122,10 +121,12 @@ class HeadValues:
         try:
             await asyncio.sleep(0)  # collect simultaneous requests, and compute them together
             while self._waiting:
-                part = list(self._waiting) if not self.fixed else [*islice(self._waiting, FIXED_ROWS)]
-                for _ in part:
-                    self._waiting.popleft()
-                self._answer(part)
+                part: list[tuple[Tokens, tuple[int, ...], asyncio.Future]] = []
+                while self._waiting and (not self.fixed or len(part) < FIXED_ROWS):
+                    if not (one := self._waiting.popleft())[2].done():  # its caller may have left
+                        part.append(one)
+                if part:
+                    self._answer(part)
                 await asyncio.sleep(0)
         except BaseException as problem:
             for *_, future in self._waiting:

@@ -25,7 +25,6 @@ from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, numbered
 from trailmark.runs.store import read_recipe
 
 MADE = ("tiny", "smollm2")
-VALUES = ("critic", "value", "policy")  # the folders of a checkpoint that may hold a value model, in order of search
 
 
 @dataclass(frozen=True)
@@ -100,25 +99,6 @@ def locate(name: str, seat: str = "policy", key: str = "", otherwise: str = "") 
         checkpoint = folder.parent
     run = _run_of(folder)
     return Located(name, kind, str(folder), seat, checkpoint, run, read_recipe(run) if run else {})
-
-
-def locate_value(name: str | Path, key: str = "--value") -> Path:
-    """The folder of a value model. `name` is that folder (also in OpenRLHF's layout), or a run or checkpoint whose
-    critic is meant (or its policy, if that has the head)."""
-    from trailmark.models.openrlhf_critic import foreign_head
-
-    folder = Path(name)
-    if not folder.is_dir():
-        raise ModelError(f"{key} {name}: there is no such run or folder.")
-    if is_run(folder):
-        folder = newest_checkpoint(folder, key)
-    for part in (folder, *(folder / seat for seat in VALUES)):
-        if (part / "heads.safetensors").is_file() or foreign_head(part):
-            return part
-    raise ModelError(
-        f"{key}: {folder} holds no value model: no heads.safetensors there or in {', '.join(VALUES)}, and "
-        "no value_head or score among its weights."
-    )
 
 
 def newest_checkpoint(run: str | Path, key: str = "") -> Path:

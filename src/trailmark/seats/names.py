@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 
 from trailmark.config import Config, NamesModel
 from trailmark.errors import ModelError
-from trailmark.runs.continued import MODELS, read_models
+from trailmark.runs.named_models import MODELS, read_models
 from trailmark.runs.store import Run, atomic_write
-from trailmark.score.config import typed
 from trailmark.seats.locate import locate
 
 C = TypeVar("C", bound=Config)
@@ -39,10 +38,10 @@ def fix_names(config: C, run: Run | None = None, write: bool = True) -> C:
     return fixed
 
 
-def fix_seats(seats: Mapping[str, C], run: Path) -> dict[str, C]:
-    """The same for the seats of an existing run."""
-    kept = read_models(run)
-    return _walk(seats, "seats", lambda key, name, mark: _folder(key, name, mark, kept, {}))
+def fix_part(part: Mapping[str, Any], key: str, run: Path | None) -> dict[str, Any]:
+    """The same for a part of the recipe of an existing run, such as its seats. `key` is where it stands."""
+    kept = read_models(run) if run else {}
+    return _walk(part, key, lambda key, name, mark: _folder(key, name, mark, kept, {}))
 
 
 def named_models(config: Config) -> dict[str, str]:
@@ -55,12 +54,6 @@ def named_models(config: Config) -> dict[str, str]:
 
     _walk(config, "", noted)
     return found
-
-
-def fix_options(options: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
-    """The same for the options of a task: `reward` may name a model as judge."""
-    kept = read_models(run) if run else {}
-    return _walk(typed(options), "task.options", lambda key, name, mark: _folder(key, name, mark, kept, {}))
 
 
 def _folder(key: str, name: str, mark: NamesModel, kept: Models, found: Models) -> str:

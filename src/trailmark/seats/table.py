@@ -12,17 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trailmark import registry
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
 from trailmark.engines.base import publish
 from trailmark.engines.weights import Weights
-from trailmark.errors import ModelError, RecipeError
+from trailmark.errors import RecipeError
 from trailmark.functions import load_function
-from trailmark.rollout.play import Seat
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
 from trailmark.seats.locate import locate, models_in, stored_model
-from trailmark.seats.names import fix_seats
-from trailmark.seats.open import open_engine, open_person, open_script, open_server
-from trailmark.tasks.base import declared
+from trailmark.seats.names import fix_part
+from trailmark.seats.seat import Seat
 from trailmark.types import SamplingLaw
 
 if TYPE_CHECKING:
@@ -56,14 +55,14 @@ class Table:
                 self.engines[name] = self._local(name, seat)
         for name, seat in self.configs.items():
             if isinstance(seat, HttpSeat):
-                self.engines[name] = open_server(seat, f"seats.{name}", seed)
+                self.engines[name] = _opener(seat)(seat, f"seats.{name}", seed)
             elif isinstance(seat, ScriptedSeat):
                 function = load_function(seat.function, f"seats.{name}.function")[0]
-                self.engines[name] = open_script(function, self.tokenizer, seat.function)
+                self.engines[name] = _opener(seat)(function, self.tokenizer, seat.function)
             elif not isinstance(seat, LocalSeat):
                 if terminal is None:
                     raise RecipeError(NO_PERSON.format(name=name))
-                self.engines[name] = open_person(self.tokenizer, *terminal)
+                self.engines[name] = _opener(seat)(self.tokenizer, *terminal)
         trained = trained_seats(self.configs)
         self.seats = [self.seat(n) for n in sorted(self.configs, key=lambda n: n not in trained)]
 
@@ -92,7 +91,8 @@ class Table:
         `bind`, which gets the tokenizer of `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
         own = self.engines[name].tokenizer if name else None
-        declared(source).bind(self.tokenizer if own is None else own)
+        if hasattr(source, "bind"):
+            source.bind(self.tokenizer if own is None else own)
 
     def publish(self, version: int) -> None:
         """Give the current weights of the method's models to their engines."""
@@ -100,22 +100,24 @@ class Table:
             publish(engine, version, Weights(lm))
 
     def _local(self, name: str, seat: LocalSeat) -> Any:
-        from trailmark.models.load import load_model
+        from trailmark.models.load import load_untrained
 
         settings = seat.engine or EngineConfig()
         if name in self.models:  # two seats of one model, as in self-play, share one engine
             own = [n for n, lm in self.models.items() if lm is self.models[name] and n in self.engines]
             same = [n for n in own if getattr(self.configs[n], "engine", None) == seat.engine]
-            return self.engines[same[0]] if same else open_engine(self.models[name], settings, self.apart)
+            return self.engines[same[0]] if same else _opener(seat)(self.models[name], settings, self.apart)
         if seat.model is None:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
         if key not in self._loaded:  # two seats with one model share its weights
-            try:
-                self._loaded[key] = load_model(seat.model).freeze()
-            except ModelError as problem:
-                raise ModelError(f"seats.{name}.model: {problem}") from problem
-        return open_engine(self._loaded[key], settings)
+            self._loaded[key] = load_untrained(seat.model, f"seats.{name}.model")
+        return _opener(seat)(self._loaded[key], settings)
+
+
+def _opener(seat: AnyKind) -> Callable[..., Any]:
+    """The function that opens the engine of a kind of seat (`seats/provides.py`)."""
+    return registry.load("engines", seat.kind)
 
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
@@ -130,7 +132,7 @@ def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str
             stored = stored_model(seat.model or model, folder).model_copy(update=update)
             seat = seat.model_copy(update={"model": stored})
         out[name] = seat
-    return fix_seats(out, checkpoint.parent.parent)
+    return fix_part(out, "seats", checkpoint.parent.parent)
 
 
 def sampling_law(s: SamplingConfig) -> SamplingLaw:
@@ -142,7 +144,7 @@ def check_servers(seats: Seats) -> None:
     check_players(seats)
     for name, seat in seats.items():
         if isinstance(seat, HttpSeat):
-            open_server(seat, f"seats.{name}")
+            _opener(seat)(seat, f"seats.{name}")
 
 
 def check_players(seats: Seats) -> None:

@@ -9,6 +9,7 @@ A thread of its own writes answers that are sent whole. The name of each token i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -19,12 +20,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from trailmark.engines.local import Written
+from trailmark.engines.running import Written
 from trailmark.serve.body import ChatBody, Sampling
 from trailmark.serve.growing_text import BROKEN, Growing
 from trailmark.types import Tokens
 
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+PART = 1 << 16  # bytes of an answer that are sent at once
 SLICE = 64  # entries of a list that are written in one call
 
 
@@ -49,6 +51,24 @@ def json_parts(content: Any, depth: int = 5) -> Iterator[str]:
 
 def json_response(content: Any) -> Response:
     return Response("".join(json_parts(content)), media_type="application/json")
+
+
+class Whole(Response):
+    """An answer that is sent in parts, each when the client has read the one before. Its share of the limits is
+    returned when it is sent."""
+
+    def __init__(self, made: Response, held: contextlib.ExitStack):
+        super().__init__(made.body, made.status_code, dict(made.headers))
+        self.held = held
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for at in range(0, len(self.body), PART):
+                part = bytes(self.body[at : at + PART])
+                await send({"type": "http.response.body", "body": part, "more_body": at + PART < len(self.body)})
+        finally:
+            self.held.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,8 +272,8 @@ class ChatBody(Sampling):
 
     @model_validator(mode="after")
     def _continues(self) -> ChatBody:
-        said = "add_generation_prompt" in self.model_fields_set
-        if said and self.add_generation_prompt == self.continue_final_message:
+        given = "add_generation_prompt" in self.model_fields_set
+        if given and self.add_generation_prompt == self.continue_final_message:
             raise ValueError("'add_generation_prompt' must be the opposite of 'continue_final_message'")
         if self.continue_final_message and (len(self.messages) < 2 or self.messages[-1].role != "assistant"):
             raise ValueError("'continue_final_message' needs a last message of the assistant, behind others")
@@ -341,24 +341,19 @@ def has_many_parts(data: bytes) -> bool:
 
 
 def bounded(raw: Any) -> None:
-    """Refuse a body that is nested too deep, has too many parts, or has objects with too many or too long keys. The
-    later checks look only at single fields."""
-    parts, level, depth = 0, [raw], 0
+    """Refuse a body that is nested too deep, or has objects with too many or too long keys. The later checks look only
+    at single fields."""
+    level, depth = [raw], 0
     while level:
-        parts, depth = parts + len(level), depth + 1
-        if depth > DEPTH or parts > PARTS:
-            message = f"the body is nested deeper than {DEPTH}, or has more than {PARTS} parts."
-            raise ApiError(400, message, code="too_large")
-        below: list[Any] = []
+        depth += 1
+        if depth > DEPTH:
+            raise ApiError(400, f"the body is nested deeper than {DEPTH}.", code="too_large")
         for part in level:
-            inside = part.values() if isinstance(part, dict) else part
             if isinstance(part, dict) and (len(part) > KEYS or max(map(len, part), default=0) > KEY):
                 message = f"an object has more than {KEYS} keys, or one of more than {KEY} letters."
                 raise ApiError(400, message, code="too_large")
-            below += [x for x in inside if type(x) in (dict, list)]
-            if parts + len(below) > PARTS:
-                raise ApiError(400, f"the body has more than {PARTS} parts.", code="too_large")
-        level = below
+        inside = (x for part in level for x in (part.values() if isinstance(part, dict) else part))
+        level = [x for x in inside if type(x) in (dict, list)]
 
 
 def read(kind: type[B], data: bytes) -> B:

@@ -42,7 +42,7 @@ class Capacity:
     def holding(self, k: int, client: str) -> Iterator[None]:
         self.check_possible(k)
         if not self.fits(k, client):
-            raise ApiError(429, "the queue is full: try again later.", code="queue_full", headers={"Retry-After": "1"})
+            raise full()
         self.taken += k
         self.held[client] += k
         try:
@@ -65,9 +65,19 @@ class Queue(Capacity):
     def in_work(self) -> int:
         return self.taken + self.quick.taken
 
+    def check_room(self, k: int, client: str) -> None:
+        """Refuse what has no room now before its texts are read. (Few may yet turn out to need no slots.)"""
+        self.check_possible(k)
+        if k > QUICK and not self.fits(k, client):
+            raise full()
+
     def place(self, k: int, client: str, slots: bool = False) -> contextlib.AbstractContextManager[None]:
         quick = not slots and k <= QUICK and self.quick.fits(k, client)
         return (self.quick if quick else self).holding(k, client)
+
+
+def full() -> ApiError:
+    return ApiError(429, "the queue is full: try again later.", code="queue_full", headers={"Retry-After": "1"})
 
 
 def client_of(request: Request) -> str:

@@ -44,10 +44,11 @@ def refused(problem: ValidationError) -> ApiError:
     same = [e for e in errors if e["loc"][:1] == first["loc"][:1]]
     if first["type"] == "missing":
         return ApiError(400, f"'{name}' is missing.", name, "missing_required_parameter")
-    said = dict.fromkeys(
+    messages = dict.fromkeys(
         e["msg"].removeprefix("Value error, ") for e in same
     )  # several, if the field allows several forms
-    return ApiError(400, f"'{name}': {'; or: '.join(list(said)[:4])}.", name, "invalid_type")
+    why = "; or: ".join(list(messages)[:4])
+    return ApiError(400, f"'{name}': {why}{'' if why.endswith(('.', '?')) else '.'}", name, "invalid_type")
 
 
 def api_error(problem: Exception) -> ApiError:

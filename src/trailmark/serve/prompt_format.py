@@ -52,17 +52,17 @@ class PromptFormat:
         talk.add(*messages)
         return talk.prompt()[0]
 
-    def with_answer(self, tokenizer: Any, messages: Told, said: Any) -> tuple[Tokens, int]:
+    def with_answer(self, tokenizer: Any, messages: Told, answer: Any) -> tuple[Tokens, int]:
         """The prompt, followed by the tokens that the assistant would write for this text, without the end of its turn;
         and where they begin."""
-        if not isinstance(said, str):
+        if not isinstance(answer, str):
             raise ApiError(400, "after messages a completion must be a text.", "completion")
         if self.kind == "text":
             before = self._text(tokenizer, messages)
-            return before + tuple(encode(tokenizer, said)), len(before)
+            return before + tuple(encode(tokenizer, answer)), len(before)
         own = self.kind == "template"
-        told = [*(messages if own else self._ended(messages)), {"role": "assistant", "content": said}]
-        for row in sequences(tokenizer, told, template="own" if own else None):
+        conversation = [*(messages if own else self._ended(messages)), {"role": "assistant", "content": answer}]
+        for row in sequences(tokenizer, conversation, template="own" if own else None):
             if row.spans[-1].message == len(messages):
                 span = row.spans[-1]
                 return row.tokens[: span.end - 1], span.start
@@ -127,7 +127,7 @@ def _lessons(home: Located, tokenizer: Any) -> PromptFormat:
     """For imitation: the recipe says whether the template was used, and the file how prompts end."""
     if home.recipe.get("chat", True) and getattr(tokenizer, "chat_template", None):
         return PromptFormat("template", why="as its run was trained")
-    from trailmark.formats.messages import read_rows
+    from trailmark.formats.conversations import read_rows
 
     path = str(home.recipe.get("data", ""))
     try:

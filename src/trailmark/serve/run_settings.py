@@ -42,7 +42,7 @@ def served_model(
 
 def longest(lm: LM, slots: int) -> int:
     """The model's context, or the part of it that `slots` sequences can have in half of the free memory."""
-    from trailmark.models.probe import decodes
+    from trailmark.models.layout_check import decodes
 
     decodes(lm)  # counts what is kept for a token
     a_token = lm.kept * lm.dtype.itemsize

@@ -17,8 +17,8 @@ def score_rows(body: ScoreBody, tokenizer: Any, prompt_format: PromptFormat) -> 
     assert body.completion is not None
     completions = listed(body.completion)
     if body.messages is not None:
-        told = [m.plain() for m in body.messages]
-        return [prompt_format.with_answer(tokenizer, told, c) for c in completions]
+        messages = [m.plain() for m in body.messages]
+        return [prompt_format.with_answer(tokenizer, messages, c) for c in completions]
     prompts = listed(body.prompt or "")
     if len(prompts) == 1:
         prompts = prompts * len(completions)

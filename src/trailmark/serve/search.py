@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trailmark.engines.base import Completion, Request
-from trailmark.engines.local import LocalEngine, Written
+from trailmark.engines.local import LocalEngine
+from trailmark.engines.running import Written
 from trailmark.rollout.search import Found, Plan, Searcher
 from trailmark.score.values import HeadValues, LogProb
 from trailmark.serve.answers import Reply
@@ -81,7 +82,7 @@ async def search_all(
             task.cancel()
 
 
-def told(reply: Reply, found: Sequence[Found]) -> dict[str, Any]:
+def answer_of(reply: Reply, found: Sequence[Found]) -> dict[str, Any]:
     """The reply with the best answer of each search."""
     for i, f in enumerate(found):
         if f.best is None:
@@ -107,11 +108,11 @@ def _row(state: str | Sequence[Any], tokenizer: Any, specials: bool, prompt_form
     if isinstance(state, str) or not isinstance(state[0], Message):
         row = encoded(state, tokenizer, specials)
     else:
-        told = [m.plain() for m in state]
-        if told[-1]["role"] == "assistant" and len(told) > 1:
-            row = prompt_format.with_answer(tokenizer, told[:-1], told[-1]["content"])[0]
+        messages = [m.plain() for m in state]
+        if messages[-1]["role"] == "assistant" and len(messages) > 1:
+            row = prompt_format.with_answer(tokenizer, messages[:-1], messages[-1]["content"])[0]
         else:
-            row = prompt_format.prompt(tokenizer, told)
+            row = prompt_format.prompt(tokenizer, messages)
     if not row:
         raise ApiError(400, "an empty state has no value: give at least one token (for example a BOS).", "states")
     return row

@@ -17,12 +17,13 @@ from starlette.responses import Response, StreamingResponse
 
 from trailmark.engines.base import EngineError
 from trailmark.engines.base import Request as Ask
-from trailmark.engines.local import Listener, LocalEngine, Written
+from trailmark.engines.local import LocalEngine
+from trailmark.engines.running import Listener, Written
 from trailmark.errors import TrailmarkError
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import stop_ids
 from trailmark.score.values import HeadValues
-from trailmark.serve.answers import Mark, Names, Reply, json_response
+from trailmark.serve.answers import Mark, Names, Reply, Whole, json_response
 from trailmark.serve.body import (
     Body,
     ChatBody,
@@ -38,7 +39,7 @@ from trailmark.serve.capacity import ANSWER, SMALL, Capacity, Queue, answer_size
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat, plain_format
 from trailmark.serve.score import score_rows
-from trailmark.serve.search import allow_search, search_all, sequences, told, value_rows
+from trailmark.serve.search import allow_search, answer_of, search_all, sequences, value_rows
 from trailmark.serve.threads import Lane, WorkerThreads
 from trailmark.types import Tokens
 
@@ -47,7 +48,7 @@ PATIENCE_BYTES = 64 << 20
 PATIENCE_S = 30  # seconds for a body to arrive
 IN_HAND = 256 << 20  # most bytes of bodies in work, over all requests
 ALTERNATIVES = 1 << 19  # most alternative tokens (top_logprobs) of one request; four times that for all
-PART = 1 << 16  # bytes of an answer that are sent at once
+ROWS_AT_ONCE = 16  # rows of a request that are scored or valued before those of another
 UNREAD = 1 << 20  # most tokens of streams, over all clients, that wait to be read
 LARGE = 1 << 16  # bytes of a body from which on its texts are read in a thread of their own
 RENDERED = 1 << 18  # most messages to render for one request: a score renders each turn with its past
@@ -75,24 +76,6 @@ class Stream(StreamingResponse):
         finally:
             self.held.close()
             await self.events.aclose()
-
-
-class Whole(Response):
-    """An answer that is sent in parts, each when the client has read the one before. Its share of the limits is
-    returned when it is sent."""
-
-    def __init__(self, made: Response, held: contextlib.ExitStack):
-        super().__init__(made.body, made.status_code, dict(made.headers))
-        self.held = held
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for at in range(0, len(self.body), PART):
-                part = bytes(self.body[at : at + PART])
-                await send({"type": "http.response.body", "body": part, "more_body": at + PART < len(self.body)})
-        finally:
-            self.held.close()
 
 
 class Service:
@@ -136,13 +119,13 @@ class Service:
     async def complete(self, request: Request) -> Response:
         async with self.asked(CompletionBody, request) as (body, lane):
             texts = listed(body.prompt)
-            self.capacity.check_possible(len(texts) * body.n)
+            self.capacity.check_room(len(texts) * body.n, client_of(request))
             self.check_length(texts)
             prompts = await self.threads.run(lane, body.prompts, self.tokenizer)
             budget = 16 if body.max_tokens is None else body.max_tokens
             if budget == 0 and not body.echo:
                 raise ApiError(400, "max_tokens 0 is allowed only with 'echo'.", "max_tokens")
-            return await self.answer(request, body, prompts, budget, stop_ids(self.tokenizer))
+            return await self.answer(request, body, prompts, budget, stop_ids(self.tokenizer), lane)
 
     async def chat(self, request: Request) -> Response:
         async with self.asked(ChatBody, request) as (body, lane):
@@ -154,13 +137,13 @@ class Service:
             if budget == 0:
                 raise ApiError(400, "max_tokens must be at least 1.", "max_tokens")
             budget = budget or max(1, self.engine.max_len - len(prompt))
-            return await self.answer(request, body, [prompt], budget, ends)
+            return await self.answer(request, body, [prompt], budget, ends, lane)
 
     def prompt(self, body: ChatBody) -> tuple[Tokens, Tokens]:
         """The prompt, and the tokens that end the answer."""
-        told = [m.plain() for m in body.messages]
-        begun = told.pop()["content"] if body.continue_final_message else ""
-        prompt = self.prompt_format.prompt(self.tokenizer, told, body.chat_template_kwargs)
+        messages = [m.plain() for m in body.messages]
+        begun = messages.pop()["content"] if body.continue_final_message else ""
+        prompt = self.prompt_format.prompt(self.tokenizer, messages, body.chat_template_kwargs)
         return prompt + tuple(encode(self.tokenizer, begun)), self.prompt_format.stops(self.tokenizer)
 
     async def score(self, request: Request) -> Response:
@@ -170,11 +153,10 @@ class Service:
             if body.messages is not None:
                 self.check_conversation(body.messages, len(texts))
             given = listed(body.tokens if body.tokens is not None else body.prompt or "")
-            self.capacity.check_possible(max(len(given), len(texts)))
+            self.capacity.check_room(max(len(given), len(texts)), client_of(request))
             self.check_length([*given, *texts])
             rows = await self.threads.run(lane, score_rows, body, self.tokenizer, self.prompt_format)
-            for tokens, _ in rows:
-                self.check(tokens, "tokens")
+            await self.threads.run(lane, self.check_rows, [tokens for tokens, _ in rows], "tokens")
             size = 70 * sum(len(tokens) - start for tokens, start in rows)
             sending = contextlib.ExitStack()
             with self.capacity.place(len(rows), client_of(request)), sending:
@@ -197,7 +179,7 @@ class Service:
     async def scored(self, rows: Sequence[tuple[Tokens, int]]) -> list[list[float]]:
         """With fixed shapes each row is scored alone, so its numbers do not depend on the others. Otherwise rows share
         their prefixes."""
-        out, each = [], 1 if self.engine.fixed else 16
+        out, each = [], 1 if self.engine.fixed else ROWS_AT_ONCE
         for k in range(0, len(rows), each):
             async with self.scoring:
                 out += self.engine.score_rows(*zip(*rows[k : k + each]))
@@ -209,33 +191,40 @@ class Service:
         async with self.asked(ValuesBody, request) as (body, lane):
             if self.values is None:
                 raise ApiError(404, "this server has no value model: start it with --value RUN.", code="no_value_model")
-            self.capacity.check_possible(len(body.states))
+            self.capacity.check_room(len(body.states), client_of(request))
             self.check_length([s for s in body.states if isinstance(s, str)])
             talks: list[Any] = [s for s in body.states if not isinstance(s, str) and isinstance(s[0], Message)]
             for talk in talks:
                 self.check_conversation(talk, len(talks))
             rows = await self.threads.run(lane, value_rows, body, self.tokenizer, self.prompt_format)
-            for tokens in rows:
-                self.check(tokens, "states")
+            await self.threads.run(lane, self.check_rows, rows, "states")
             with self.capacity.place(len(rows), client_of(request)):
-                return await self.unless_disconnected(request.receive, self.threads.engine(self.values.values(rows)))
+                return await self.unless_disconnected(request.receive, self.threads.engine(self.valued(rows)))
+
+    async def valued(self, rows: Sequence[Tokens]) -> list[float]:
+        """A few rows at a time, so that requests take turns, and that nothing more is computed for a client that has
+        left."""
+        assert self.values is not None
+        out: list[float] = []
+        for k in range(0, len(rows), ROWS_AT_ONCE):
+            async with self.scoring:
+                out += await self.values.values(rows[k : k + ROWS_AT_ONCE])
+        return out
 
     async def answer(
-        self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int, ends: Tokens
+        self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int, ends: Tokens, reading: Lane
     ) -> Response:
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs cannot be streamed.", "prompt_logprobs")
-        is_chat = isinstance(body, ChatBody)
-        asks = body.requests(prompts, ends, max(budget, 1), self.stop_texts)
-        for ask in asks:
-            self.check(ask.prompt, "messages" if is_chat else "prompt", ask)
+        # thousands of prompts would hold up the event loop, and a schema any thread
+        reading = "large" if body.response_format is not None else reading
+        asks, reply = await self.threads.run(reading, self.asks, body, prompts, ends, budget)
         echo = None
         if isinstance(body, CompletionBody) and body.echo:
             given = listed(body.prompt)
             echo = await self.threads.run(
                 "texts", lambda: [p if isinstance(p, str) else self.tokenizer.decode(p) for p in given]
             )
-        reply = Reply(body, self.names, self.name, prompts, asks[0].stop_strings)
         plan = allow_search(body, self.values is not None, echo is not None, self.capacity.limit * self.engine.max_len)
         size = len(prompts) * (body.n if plan is None else sequences(plan))
         rooms = [min(budget, self.engine.max_len - len(p)) for p in prompts]
@@ -255,7 +244,7 @@ class Service:
                 work = self.threads.engine(search_all(self.engine, by, plan, asks))
                 found = await self.unless_disconnected(request.receive, work)
                 if found is not None:
-                    made = await self.threads.run(lane, lambda: json_response(told(reply, found)))
+                    made = await self.threads.run(lane, lambda: json_response(answer_of(reply, found)))
                     return Whole(made, sending.pop_all())
             elif done := await self.unless_disconnected(
                 request.receive, self.whole(reply, asks if budget else [], echo, lane)
@@ -263,20 +252,27 @@ class Service:
                 return Whole(done, sending.pop_all())
             return Response(status_code=499)  # the client has left
 
+    def asks(self, body: Sampling, prompts: Sequence[Tokens], ends: Tokens, budget: int) -> tuple[list[Ask], Reply]:
+        """What the engine is asked, checked, and the answer to be filled."""
+        asks = body.requests(prompts, ends, max(budget, 1), self.stop_texts)
+        for ask in asks:
+            self.check(ask.prompt, "messages" if isinstance(body, ChatBody) else "prompt", ask)
+        return asks, Reply(body, self.names, self.name, prompts, asks[0].stop_strings)
+
     def alternatives(self, reply: Reply, prompts: Sequence[Tokens], budget: int, echo: bool) -> int:
         """The largest number of alternative tokens that the answer can hold."""
         n, given = reply.body.n, sum(map(len, prompts))
         room = sum(min(budget, self.engine.max_len - len(p)) for p in prompts)
         asked = (reply.body.prompt_logprobs or 0) * (1 if reply.chat else n)  # each choice repeats them
-        told = reply.top * n * room + given * (reply.top * n * echo + asked)
-        if told > ALTERNATIVES:
+        wanted = reply.top * n * room + given * (reply.top * n * echo + asked)
+        if wanted > ALTERNATIVES:
             raise ApiError(
                 400,
-                f"this asks for {told} alternatives to tokens; the limit is {ALTERNATIVES}: ask for fewer top "
+                f"this asks for {wanted} alternatives to tokens; the limit is {ALTERNATIVES}: ask for fewer top "
                 "log-probs, samples or tokens (max_tokens).",
                 "top_logprobs" if reply.chat else "logprobs",
             )
-        return told
+        return wanted
 
     async def whole(self, reply: Reply, asks: Sequence[Ask], echo: Sequence[str] | None, lane: Lane) -> Response:
         marks = await self.threads.engine(self.prompt_marks(reply, echo is not None))
@@ -441,6 +437,10 @@ class Service:
         turns = 1 + sum(m.role == "assistant" for m in messages)
         if times > 1 and turns * len(messages) * times > RENDERED:
             raise ApiError(400, "the conversation is too long for so many completions: ask for fewer.", "messages")
+
+    def check_rows(self, rows: Sequence[Tokens], param: str) -> None:
+        for tokens in rows:
+            self.check(tokens, param)
 
     def check(self, tokens: Tokens, param: str, ask: Ask | None = None) -> None:
         if len(tokens) > self.engine.max_len - (ask is not None):

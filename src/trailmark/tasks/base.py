@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from trailmark.errors import TaskError
 from trailmark.memory import need_starts
-from trailmark.steps import LINES
 from trailmark.time_limits import TimeLimits
 from trailmark.types import Outcome, Task
 
@@ -85,7 +84,7 @@ class TaskSource:
     labels: tuple[str, ...] = ()  # the labels that its worlds may list, once it is bound
     commands: ClassVar[Mapping[str, str]] = {}  # what each label means, if its worlds need not list them
     finite: bool = False  # `tasks(split)` lists all starts of a split; training walks them in shuffled passes
-    step_ends: Any = LINES  # texts that end a reasoning step of an answer
+    step_ends: Any = ("\n",)  # texts that end a reasoning step of an answer
     first_messages: Any = ()  # messages before the first observation of a conversation
     time_limits: TimeLimits = TimeLimits()  # of its worlds' methods; `get_task` sets what a recipe says
     messages: Any = None  # of a task that is one question: a function from a start to its messages

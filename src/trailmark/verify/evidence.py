@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trailmark.episodes import evenly
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.runs.store import Run, read_recipe, read_segment, segments
 from trailmark.samples import build_samples, scored
+from trailmark.score.config import fix_options
 from trailmark.seats.locate import models_in
-from trailmark.seats.names import fix_names, fix_options
+from trailmark.seats.names import fix_names
 from trailmark.types import Episode, Sample
 
 if TYPE_CHECKING:
@@ -27,13 +29,6 @@ class Missing(Exception):
     """Something that a check needs is not available; the check is skipped with this reason."""
 
 
-def spread(things: Sequence[Any], n: int) -> list[Any]:
-    """At most `n` of the things, evenly spaced, including the first and the last."""
-    if len(things) <= n:
-        return list(things)
-    return [things[i] for i in np.unique(np.linspace(0, len(things) - 1, max(n, 1)).round().astype(int))]
-
-
 class Evidence:
     def __init__(self, path: str | Path, build: Build | None = None, limit: int = 64):
         self.run, self.build, self.limit = Run.open(path), build or build_samples, limit
@@ -45,7 +40,7 @@ class Evidence:
         except DataError as problem:
             self.files, self.unreadable = [], [str(problem)]
         kept = {v + 1 for v in self.checkpoints}
-        wanted = {p.name for p in spread(self.files, MOST_SEGMENTS)}
+        wanted = {p.name for p in evenly(self.files, MOST_SEGMENTS)}
         for path in self.files:
             if path.name in wanted or int(path.stem) in kept:
                 try:
@@ -110,7 +105,7 @@ class Evidence:
 
     def sample_episodes(self, wanted: Callable[[Episode], bool] = lambda e: True) -> list[Episode]:
         """At most `limit` episodes, spread over the run."""
-        return spread([e for e in self.episodes if wanted(e)], self.limit)
+        return evenly([e for e in self.episodes if wanted(e)], self.limit)
 
     def seats(self, e: Episode) -> list[str]:
         """The seats of an episode whose tokens were trained."""
@@ -147,9 +142,9 @@ class Evidence:
     def batch(self) -> list[Sample]:
         """A batch as the newest step would train on it. Its advantages are invented, so that none is 0."""
         if self.conversations:
-            return [s for row in spread(self.rows(), self.limit) for s in row]
+            return [s for row in evenly(self.rows(), self.limit) for s in row]
         for index in sorted(self.read, reverse=True):
-            good = scored(spread(self.read[index], self.limit))[0]
+            good = scored(evenly(self.read[index], self.limit))[0]
             good = [e for e in good if not any(t.law.temperature == 0 for t in e.turns)]
             mean, length = self.mean
             out: list[Sample] = []
@@ -195,11 +190,11 @@ class Weights:
         try:
             return load_model(config or ev.method.first_model(fix_names(ev.config, ev.run, write=False), ev.run))
         except Exception as problem:  # a damaged file raises anything
-            said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
+            why = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
             if version:
-                self.broken[version] = said
+                self.broken[version] = why
             else:
-                self.problem = said
+                self.problem = why
             return None
 
     def any(self) -> LM:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from trailmark.episodes import evenly
+from trailmark.formats.conversations import read_messages
 from trailmark.formats.marked_text import read_texts
-from trailmark.formats.messages import read_messages
 from trailmark.rollout.play import stop_ids
 from trailmark.types import Episode, Sample, Turn
-from trailmark.verify.evidence import Evidence, Missing, spread
+from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
 
 
@@ -51,15 +52,15 @@ def turn_defects(turn: Turn, tokenizer: Any, ends: set[int]) -> list[str]:
     if allowed is not None and not set(turn.tokens) <= set(allowed):
         out.append("a written token is not among those allowed: the border of prompt and turn is off")
     ended = turn.ended and turn.tokens[-1] in ends
-    said = tokenizer.decode([*turn.forced, *(turn.tokens[:-1] if ended else turn.tokens)])
-    if not said.startswith(turn.text):
+    text = tokenizer.decode([*turn.forced, *(turn.tokens[:-1] if ended else turn.tokens)])
+    if not text.startswith(turn.text):
         out.append(
             "written tokens do not say the turn's text: the border of prompt and turn is off, or the text was edited"
         )
     elif ended or turn.cut_off or turn.stop == "label":
-        if said != turn.text:
+        if text != turn.text:
             out.append("written tokens say more than the turn's text: the end of the turn is off")
-    elif said == turn.text:
+    elif text == turn.text:
         out.append(
             "the turn stopped, but the token it stopped at is not among its tokens: an end that is never trained"
         )
@@ -161,7 +162,7 @@ def _span_defects(e: Episode, i: int, s: Sample, at: np.ndarray) -> list[str]:
 
 def _conversations(ev: Evidence, found: Findings) -> Check:
     """Imitation: the trained spans of a row are what its assistant says, each with its end of turn."""
-    rows = spread(list(zip(read_messages(_data(ev)), ev.rows())), ev.limit)
+    rows = evenly(list(zip(read_messages(_data(ev)), ev.rows())), ev.limit)
     tokenizer = ev.weights.any().tokenizer
     ends = set(stop_ids(tokenizer, chat=ev.config.chat))
     texts = read_texts(ev.config.data)

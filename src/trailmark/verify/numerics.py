@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from trailmark.config import LearnerConfig
+from trailmark.episodes import evenly
 from trailmark.learn.budget import PLAIN
 from trailmark.learn.learner import Learner
 from trailmark.models.layout import RICHNESS, saving
@@ -16,7 +17,7 @@ from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Sft, WeightedLogp
 from trailmark.types import Episode, Sample
-from trailmark.verify.evidence import Evidence, Missing, spread
+from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
 
 # By the coarser of the two compared dtypes: the largest and the mean difference of a log-prob, and the relative
@@ -93,10 +94,10 @@ def check_sampler(ev: Evidence) -> Check:
     kind = next((d for d in ("bfloat16", "float16", "float32") if d in dtypes), "float64")
     largest, mean = LARGEST.get(kind, COARSE["largest"]), MEAN.get(kind, COARSE["mean"])
     gaps: dict[str, dict[str, float]] = {}
-    for v in spread(both, 8):
-        turns = spread(by_version[v], 4 * ev.limit)
+    for v in evenly(both, 8):
+        turns = evenly(by_version[v], 4 * ev.limit)
         samples = [_turn_sample(e, i) for e, i in turns]
-        gap = {w: _gaps(ev, w, seat_of[v], samples) for w in {v, *spread([w for w in versions if w != v], 4)}}
+        gap = {w: _gaps(ev, w, seat_of[v], samples) for w in {v, *evenly([w for w in versions if w != v], 4)}}
         worst, average = gap[v]
         others = {w: g[1] for w, g in gap.items() if w != v}
         best = min(others, key=lambda w: others[w], default=v)

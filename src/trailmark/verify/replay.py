@@ -54,17 +54,17 @@ def check_replay(ev: Evidence) -> Check:
     steps = 0
     for e in episodes:
         steps += _rewards(found, source, e)
-    shown = _prompts(ev, found, episodes)
-    found.numbers = {"episodes": len(episodes), "steps": steps, "prompts_compared": shown}
+    compared = _prompts(ev, found, episodes)
+    found.numbers = {"episodes": len(episodes), "steps": steps, "prompts_compared": compared}
     if judged := [e for e in episodes if "judge" in e.info]:
         found.numbers |= {"judged": len(judged), "judged_again": _verdicts(ev, found, judged)}
-    what = "rewards, ends and prompts" if shown else "rewards and ends"
+    what = "rewards, ends and prompts" if compared else "rewards and ends"
     return found.result(f"{len(episodes)} plays of {steps} steps replayed: the same {what}")
 
 
 def _rewards(found: Findings, source: Any, e: Episode) -> int:
     """Replay the stored actions in a new world; returns their number."""
-    where, told, step = f"episode '{e.id}'", 0, None
+    where, played, step = f"episode '{e.id}'", 0, None
     try:
         world = source.make()
         world.reset(e.task)
@@ -73,16 +73,16 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
                 continue
             if step is not None and step.over:
                 found.defect("the world is over before the stored play is", f"{where}, turn {i}")
-                return told
+                return played
             step = world.step(turn.action)
-            told += 1
+            played += 1
             reward, others = step.paid(side_of(e, turn.seat))
             if (reward, others) != (turn.reward, dict(turn.rewards)):
                 found.defect("a replayed reward differs from the stored one (edited?)",
                              f"{where}, turn {i}: stored {turn.reward:g}, now {reward:g}")  # fmt: skip
     except Exception as problem:  # a world may raise anything
         found.defect("the world cannot be replayed", f"{where}: {type(problem).__name__}: {problem}")
-        return told
+        return played
     if step is None or not step.over:
         found.defect("the stored play ends before the world does", where)
     else:
@@ -94,7 +94,7 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
             )
         if (step.terminated, step.truncated) != (e.terminated, e.truncated):
             found.defect("terminated or truncated differ from the replay", where)
-    return told
+    return played
 
 
 def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
@@ -153,7 +153,7 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
             if isinstance(o, Scored) and (o.parts.keys() != weights.keys() or weighted(weights, o.parts) != o.reward):
                 found.defect("the reward is not the weighted sum of its parts (edited?)", f"{where}: {o.reward:g}")
         own = as_played(e)
-        if any(own[i].reward + paid != e.turns[i].reward for i, paid in judged_rewards(e).items()):
+        if any(own[i].reward + judged != e.turns[i].reward for i, judged in judged_rewards(e).items()):
             found.defect("the last act does not carry the judge's reward (edited?)", where)
     judge = ev.source.judge
     if judge is None or not judge.repeatable:

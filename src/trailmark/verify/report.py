@@ -37,12 +37,12 @@ class Findings:
     def result(self, looked_at: str) -> Check:
         if not self._defects:
             return Check(self.name, "pass", looked_at, self.numbers, tuple(self.notes))
-        said = []
+        parts = []
         for kind, places in self._defects.items():
             more = f", {len(places)} in all" if len(places) > 1 else ""
-            said.append(f"{kind} ({places[0]}{more})" if places[0] else kind)
+            parts.append(f"{kind} ({places[0]}{more})" if places[0] else kind)
         numbers = {**self.numbers, "defects": {kind: len(places) for kind, places in self._defects.items()}}
-        return Check(self.name, "fail", "; ".join(said), numbers, tuple(self.notes))
+        return Check(self.name, "fail", "; ".join(parts), numbers, tuple(self.notes))
 
     def skip(self, why: str) -> Check:
         return Check(self.name, "skip", why, self.numbers, tuple(self.notes))

@@ -12,11 +12,11 @@ from trailmark.commands.app import app
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
-from trailmark.evaluate.searched import load_values
 from trailmark.methods.offline import read_scored
 from trailmark.methods.oreo import data as oreo_data
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_segment
+from trailmark.score.value_models import load_values
 from trailmark.tasks.alfworld import Games
 from trailmark.tasks.alfworld.dialect import command_in, observation_in
 from trailmark.types import Scored

@@ -34,7 +34,7 @@ def test_logic_in_every_command(tmp_path, monkeypatch):
     (tmp_path / "pg.yaml").write_text(json.dumps(pg))
     call("train", "pg.yaml")
     assert "prontoqa-train-" in call("inspect", "pg")
-    assert "report.html" in call("report", "pg")
+    assert "report.html" in call("report", "pg", "--no-plots")
     CliRunner().invoke(app, ["verify", "pg"])
     checks = {c["name"]: c for c in json.loads((tmp_path / "pg" / "verify.json").read_text())["checks"]}
     assert checks["replay"]["status"] == "pass", checks

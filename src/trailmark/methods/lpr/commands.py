@@ -47,15 +47,15 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
 ) -> None:
     """Write what a stage made as records of the reference implementation."""
-    from trailmark.commands.stages import stage_named
     from trailmark.data.output_paths import new_file
     from trailmark.formats.rows import dump
+    from trailmark.methods.lpr.method import LprMethod
     from trailmark.methods.lpr.round import Round
-    from trailmark.methods.pipeline import round_of
+    from trailmark.methods.pipeline import round_of, stage_named
     from trailmark.runs.store import Run
 
     config = _config(recipe, words)
-    name = stage_named(config, stage, number)
+    name = stage_named(LprMethod, config, stage, number)
     rows = records_of(Round(config, Run.open(config.out), round_of(name)[1]), name)
     new_file(out, overwrite=overwrite)
     dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
@@ -120,10 +120,10 @@ def accuracy(
     import json
 
     from trailmark import formats
-    from trailmark.evaluate.searched import load_values
-    from trailmark.evaluate.stats import Interval
     from trailmark.methods.lpr.labels import labelled_steps, step_row
     from trailmark.score.classes import step_scores
+    from trailmark.score.value_models import load_values
+    from trailmark.stats.intervals import Interval
 
     values = load_values(model, device=device)
     found = formats.read(format, rows, values.lm.tokenizer)
@@ -174,8 +174,8 @@ def curve(
     head = list(rows[0]) if rows else []
     typer.echo("  ".join(f"{name:>15}" for name in head))
     for row in rows:
-        told = ("-" if v is None else str(v) if isinstance(v, int) else f"{v:.3f}" for v in row.values())
-        typer.echo("  ".join(f"{v:>15}" for v in told))
+        cells = ("-" if v is None else str(v) if isinstance(v, int) else f"{v:.3f}" for v in row.values())
+        typer.echo("  ".join(f"{v:>15}" for v in cells))
 
 
 def records_of(r: Any, name: str) -> list[dict[str, Any]]:
@@ -286,8 +286,8 @@ def _exact(r: Any, floor: float) -> Any:
             raise RecipeError(
                 "exact values need a model here, or a puzzle player (trailmark.tasks.puzzle.policies:careless)"
             )
-        said = lambda e, end: r.tokenizer.decode(e.turns[0].tokens[:end])
-        return lambda e, end: Exact(source.true_value(e.task, said(e, end), policy), 0.0)
+        text = lambda e, end: r.tokenizer.decode(e.turns[0].tokens[:end])
+        return lambda e, end: Exact(source.true_value(e.task, text(e, end), policy), 0.0)
     law = c.complete.sampling or c.sampling
     if law.top_p != 1 or law.top_k or law.temperature <= 0 or law.min_tokens or law.stop:
         raise RecipeError("exact values need a temperature above 0, and no top_p, top_k, min_tokens or stop")

@@ -18,7 +18,8 @@ from trailmark.config import (
 )
 from trailmark.errors import RecipeError
 from trailmark.methods import get_config
-from trailmark.methods.configs import ReadConfig, TaskConfig
+from trailmark.methods.configs import TaskConfig
+from trailmark.methods.offline_configs import ReadConfig
 from trailmark.score.classes import Over
 from trailmark.seats.config import SeatConfig, seats_section
 from trailmark.steps import Split

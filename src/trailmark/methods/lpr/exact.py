@@ -8,7 +8,6 @@ for short answers over few likely tokens, such as those of order puzzles.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import TrailmarkError
-from trailmark.evaluate.stats import mean_of
+from trailmark.stats.intervals import mean_of
+from trailmark.terminal.pictures import BLUE, GREY, picture
 from trailmark.types import Tokens
 
 ROWS = 256  # texts in one pass of the model
@@ -44,19 +44,19 @@ def exact_value(
     live: list[tuple[Tokens, float]] = [((), 1.0)]
     for n in range(most + 1):
         if n == most:
-            low += sum(p * right(said) for said, p in live)  # cut off
+            low += sum(p * right(tokens) for tokens, p in live)  # cut off
             break
-        found = next_tokens(lm, [begun + said for said, _ in live], temperature)
+        found = next_tokens(lm, [begun + tokens for tokens, _ in live], temperature)
         ahead: list[tuple[Tokens, float]] = []
-        for (said, p), row in zip(live, found):
+        for (tokens, p), row in zip(live, found):
             each = p * row
             likely = np.flatnonzero(each >= floor)
             unseen += float(p - each[likely].sum())
             for token in likely.tolist():
                 if token in stops:
-                    low += float(each[token]) * right(said)
+                    low += float(each[token]) * right(tokens)
                 else:
-                    ahead.append(((*said, token), float(each[token])))
+                    ahead.append(((*tokens, token), float(each[token])))
         live = ahead
         if not live:
             break
@@ -103,18 +103,9 @@ def draw_calibration(
     exact: Sequence[float], counted: Sequence[float], rows: Sequence[Mapping[str, Any]], out: Path, title: str
 ) -> None:
     """Draw OUT.png and OUT.svg: every state (grey), the groups with intervals, and the line where they should lie."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from trailmark.evaluate.pages import BLUE, GREY, STYLE
-    from trailmark.runs.store import atomic_write
-
     if out.suffix:
         raise TrailmarkError(f"{out}: name the picture without an ending; .png and .svg are written.")
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 4.4), layout="constrained")
-        FigureCanvasAgg(figure)
+    with picture(out, (4.6, 4.4)) as figure:
         ax = figure.subplots()
         ax.plot([0, 1], [0, 1], "-", color="black", lw=0.8)
         shift = np.random.default_rng(0).uniform(-0.02, 0.02, len(counted))  # so that equal counts can be told apart
@@ -128,7 +119,3 @@ def draw_calibration(
         ax.set_ylabel("Monte-Carlo value")
         ax.legend(frameon=False, loc="upper left")
         ax.set_title(title, fontsize=9)
-        for kind, meta in (("png", {"Software": None}), ("svg", {"Date": None})):
-            held = io.BytesIO()
-            figure.savefig(held, format=kind, dpi=150, metadata=meta)
-            atomic_write(out.with_name(f"{out.name}.{kind}"), held.getvalue())

@@ -155,27 +155,27 @@ def read_completions(
         v = row.fields(row.value, "", ["response", "id", "pred"], ["text", "label"])
         question, _, number = str(v["id"]).rpartition("_")
         state = places.get((question, int(number))) if number.isdecimal() else None
-        said = v["response"] if isinstance(v["response"], list) else [v["response"]]
+        responses = v["response"] if isinstance(v["response"], list) else [v["response"]]
         preds = v["pred"] if isinstance(v["pred"], list) else [v["pred"]]
-        if len(preds) != len(said):
-            raise row.bad(f"has {len(preds)} entries for {len(said)} responses.", "pred")
+        if len(preds) != len(responses):
+            raise row.bad(f"has {len(preds)} entries for {len(responses)} responses.", "pred")
         if state is None:
-            out["completions of a state that is not here"] += len(said)
+            out["completions of a state that is not here"] += len(responses)
             return
         origin = known[state["episode"]]
         name = f"{origin.id}>{state['turn']}.{state['token']}"
         label = read_label(row, v.get("label", origin.task.meta.get("label")), preds)
         if other_label(label, origin.task):
-            out["completions with another label than their question (its own counts)"] += len(said)
+            out["completions with another label than their question (its own counts)"] += len(responses)
             label = origin.task.meta.get("label", origin.task.data.get("answer"))
-        for j, (response, pred) in enumerate(zip(said, preds)):
+        for j, (response, pred) in enumerate(zip(responses, preds)):
             turn = _goes_on(reader, origin, state, row.text(response, "response"))
             says, differs = predicted(turn.text, label, str(pred))
             right = is_right(label, says)
             outcome = Invalid("no label in the file") if right is None else Scored(float(right), right)
             parent = Parent(origin.id, state["turn"], state["token"])
-            told = {"pred": str(pred), **differs}
-            e = Episode(f"{name}/{j}", origin.task, name, (turn,), {"self": outcome}, True, parent=parent, info=told)
+            info = {"pred": str(pred), **differs}
+            e = Episode(f"{name}/{j}", origin.task, name, (turn,), {"self": outcome}, True, parent=parent, info=info)
             made.append(judged(e, reads, out))
 
     each(path, read)
@@ -188,8 +188,8 @@ def _goes_on(r: Reader, origin: Episode, state: Mapping[str, Any], response: str
     begun = r.tokenizer.decode(forced)
     tokens: tuple[int, ...] = ()
     if response.strip():
-        shown = r.tokenizer.decode(was.prompt) + begun
-        tokens = plain(r, shown, response).tokens
+        prompt = r.tokenizer.decode(was.prompt) + begun
+        tokens = plain(r, prompt, response).tokens
     return Turn(r.seat, was.prompt, tokens, forced=forced, stop="stopped", text=begun + response)
 
 
@@ -226,7 +226,7 @@ def read_scores(path: str | Path, episodes: Sequence[Episode]) -> tuple[list[Ann
 
 
 def read_pairs(
-    path: str | Path, shown: Mapping[str, str], tokenizer: Any, seat: str
+    path: str | Path, prompts: Mapping[str, str], tokenizer: Any, seat: str
 ) -> tuple[list[Episode], Counter[str]]:
     """Pairs as sides of `preference`. `shown` has the prompt of each question."""
     reader, out = Reader(tokenizer, seat, Starts()), Counter[str]()
@@ -235,13 +235,13 @@ def read_pairs(
 
     def read(row: Row) -> tuple[Episode, Episode] | None:
         v = row.fields(row.value, "", ["chosen", "reject", "id"], more)
-        if (prompt := shown.get(str(v["id"]))) is None:
+        if (prompt := prompts.get(str(v["id"]))) is None:
             out["pairs of a question that is not here"] += 1
             return None
         sides = []
         for side, key in THEIRS.items():
-            said, prefix = row.text(v[key], key), row.text(v.get(f"{key}_prefix", ""), f"{key}_prefix")
-            whole = said if said.startswith(prefix) else prefix + said
+            answer, prefix = row.text(v[key], key), row.text(v.get(f"{key}_prefix", ""), f"{key}_prefix")
+            whole = answer if answer.startswith(prefix) else prefix + answer
             if not whole[len(prefix) :].strip():
                 raise row.bad("is empty, or is its prefix alone: there is nothing to train.", key)
             full = bool(v.get(f"{key}_full", v.get("is_full", True)))

@@ -23,8 +23,8 @@ def solutions(r: Round, folder: Path) -> Made:
     files = listed(r.files.solutions or r.files.states)
     episodes, odd = _with_tasks(r, records.all_solutions(files, r.tokenizer, SEAT))
     formats.write("episodes", folder / "000.jsonl", episodes, None)
-    told = {"solutions": len(episodes), "questions": len({e.group for e in episodes})}
-    return told | {what: n for what, n in odd.items() if n}, {}
+    summary = {"solutions": len(episodes), "questions": len({e.group for e in episodes})}
+    return summary | {what: n for what, n in odd.items() if n}, {}
 
 
 def _with_tasks(r: Round, episodes: Sequence[Episode]) -> tuple[list[Episode], Counter[str]]:
@@ -56,9 +56,9 @@ def completions(r: Round, folder: Path) -> Made:
     file = str(r.files.completions)
     made, lost = records.read_completions(file, r.shard(), r.solved(), r.tokenizer, SEAT, reads)
     formats.write("episodes", folder / "all.jsonl", made, None)
-    told = {"completions": len(made), "right": sum(map(won, made))}
+    summary = {"completions": len(made), "right": sum(map(won, made))}
     counted = {what: n for what, n in lost.items() if "counts)" in what and n}
-    return told | counted, Counter({what: n for what, n in lost.items() if what not in counted})
+    return summary | counted, Counter({what: n for what, n in lost.items() if what not in counted})
 
 
 def scores(r: Round, folder: Path) -> Made:
@@ -75,24 +75,24 @@ def pairs(r: Round, folder: Path) -> Made:
     prompts = {name: source.make().reset(task).text for name, task in tasks.items()}
     sides, lost = records.read_pairs(str(r.files.pairs), prompts, r.tokenizer, SEAT)
     formats.write("episodes", folder / "sides.jsonl", sides, None)
-    told = {"pairs": len(sides) // 2}
+    summary = {"pairs": len(sides) // 2}
     if n := turned_pairs(sides, tasks, world_reads(source)):
-        told["pairs whose chosen answer is wrong and whose rejected one is right"] = n
-    return told, lost
+        summary["pairs whose chosen answer is wrong and whose rejected one is right"] = n
+    return summary, lost
 
 
-def barred(r: Round, episodes: Sequence[Episode]) -> set[str]:
+def excluded(r: Round, episodes: Sequence[Episode]) -> set[str]:
     """The questions of which no two right answers are compared (`pairs.exclude`)."""
     file = r.config.pairs.exclude
     if file is None:
         return set()
-    barred = set(map(str, each(file, lambda row: row.value)[0]))
+    excluded = set(map(str, each(file, lambda row: row.value)[0]))
     tasks = [*r.questions(r.source()), *(e.task for e in episodes)]
     known = {str(name) for t in tasks for name in (t.id, t.meta.get("id", t.id))} | {e.group for e in episodes}
-    if unknown := sorted(barred - known):
+    if unknown := sorted(excluded - known):
         raise DataError(
             f"names {len(unknown)} questions that task '{r.config.task.name}' does not have, the first "
             f"'{unknown[0]}': the ids of questions are wanted, such as '{tasks[0].meta.get('id', tasks[0].id)}'.",
             file, key="pairs.exclude",
         )  # fmt: skip
-    return barred
+    return excluded

@@ -49,8 +49,8 @@ def judged(e: Episode, reads: Reads, out: Counter[str]) -> Episode:
     """An answer with the outcome that its question's world gives it. `out` counts what its record says otherwise."""
     if not isinstance(e.outcome, Scored) or len(e.turns) != 1:
         return e
-    said = e.turns[0].text if e.turns[0].action is None else e.turns[0].action
-    if (found := reads(e.task, said)) is None:
+    answer = e.turns[0].text if e.turns[0].action is None else e.turns[0].action
+    if (found := reads(e.task, answer)) is None:
         if "text_says" in e.info:
             out[DIFFERS] += 1
         return e
@@ -78,6 +78,6 @@ def other_label(given: Any, task: Task) -> bool:
 
 def turned_pairs(sides: Sequence[Episode], tasks: Mapping[str, Task], reads: Reads) -> int:
     """Of pairs (chosen, rejected, chosen, …): how many have a wrong answer as chosen and a right one as rejected."""
-    said = [reads(tasks[str(e.task.meta["id"])], e.turns[0].text) for e in sides]
-    won = [None if found is None else getattr(found[0], "success", None) for found in said]
+    readings = [reads(tasks[str(e.task.meta["id"])], e.turns[0].text) for e in sides]
+    won = [None if found is None else getattr(found[0], "success", None) for found in readings]
     return sum(a is False and b is True for a, b in zip(won[::2], won[1::2]))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import DataError
-from trailmark.evaluate.stats import mean_of, proportion
+from trailmark.stats.intervals import mean_of, proportion
 from trailmark.types import Annotation, Episode
 
 
@@ -18,10 +18,10 @@ def labelled_steps(
 ) -> list[tuple[str, str, list[float], list[float]]]:
     """(group, episode, labels, scores) of each turn that has both, without the steps that were not judged (below 0)."""
     groups = {e.id: e.group for e in episodes}
-    told = {(a.episode, a.turn or 0): a.values for a in notes if a.name == label and a.level == "step"}
+    known = {(a.episode, a.turn or 0): a.values for a in notes if a.name == label and a.level == "step"}
     out = []
     for a in scores:
-        labels = told.get((a.episode, a.turn or 0), ())
+        labels = known.get((a.episode, a.turn or 0), ())
         if labels and len(labels) != len(a.values):
             raise DataError(f"episode '{a.episode}' has {len(labels)} labels for {len(a.values)} steps.")
         if both := [(x, s) for x, s in zip(labels, a.values) if x >= 0]:
@@ -40,20 +40,20 @@ def step_row(found: Sequence[tuple[str, str, list[float], list[float]]], good: f
     """
     groups = np.array([g for g, _, labels, _ in found for _ in labels])
     right = np.array([x >= good for _, _, labels, _ in found for x in labels])
-    said = np.array([s for *_, scores in found for s in scores])
+    every = np.array([s for *_, scores in found for s in scores])
     if not len(right):
         raise DataError("no step has both a label and a score.")
-    called = said >= least
+    judged_right = every >= least
     out = {"steps": len(right), "solutions": len(found), "right steps": int(right.sum())}
-    metrics = {"accuracy": proportion(called == right, groups.tolist()).plain()}
+    metrics = {"accuracy": proportion(judged_right == right, groups.tolist()).plain()}
     for name, side in (("right found", right), ("wrong found", ~right)):
         if side.any():
-            metrics[name] = proportion((called == right)[side], groups[side].tolist()).plain()
+            metrics[name] = proportion((judged_right == right)[side], groups[side].tolist()).plain()
     if right.any() and not right.all():
         # A step counts by one over twice the size of its side, so that the mean is the balanced accuracy.
         weight = np.where(right, len(right) / (2 * right.sum()), len(right) / (2 * (~right).sum()))
-        metrics["balanced"] = mean_of((called == right) * weight, groups.tolist()).plain()
-        metrics["order"] = {"value": _order(said, right), "low": None, "high": None, "n": len(right), "method": "auc"}
+        metrics["balanced"] = mean_of((judged_right == right) * weight, groups.tolist()).plain()
+        metrics["order"] = {"value": _order(every, right), "low": None, "high": None, "n": len(right), "method": "auc"}
     first = [
         (g, _first([x >= good for x in labels]) == _first([s >= least for s in scores]))
         for g, _, labels, scores in found
@@ -76,9 +76,9 @@ def step_curve(
         for name, side in (("right", True), ("wrong", False)):
             begun = np.array([s[:n] for right, s in scores if right is side and len(s) >= n], float)
             row[f"{name} solutions"] = len(begun)
-            ways = {"score": begun[:, -1], "product": begun.prod(1), "sum": begun.sum(1)} if len(begun) else {}
+            means = {"score": begun[:, -1], "product": begun.prod(1), "sum": begun.sum(1)} if len(begun) else {}
             for what in ("score", "product", "sum"):
-                row[f"{name} {what}"] = float(ways[what].mean()) if ways else None
+                row[f"{name} {what}"] = float(means[what].mean()) if means else None
         rows.append(row)
     return rows
 
@@ -88,7 +88,7 @@ def _first(right: Sequence[bool]) -> int:
     return next((n for n, ok in enumerate(right) if not ok), -1)
 
 
-def _order(said: np.ndarray, right: np.ndarray) -> float:
-    order = np.sort(said[~right])
-    below, upto = (np.searchsorted(order, said[right], side) for side in ("left", "right"))
+def _order(scores: np.ndarray, right: np.ndarray) -> float:
+    order = np.sort(scores[~right])
+    below, upto = (np.searchsorted(order, scores[right], side) for side in ("left", "right"))
     return float((below + upto).mean() / (2 * len(order)))

@@ -21,6 +21,16 @@ answer is right, else 0.
     rl-1             reinforcement with what steps earn, a run of method `step_rl` (where the recipe has `rl`)
     solutions-2      the next round, from the policy of the last one
 
+The paper's equations, and where they are:
+
+    r_f(tau), the outcome                              `methods/lpr/method.py:right_ones`
+    r_e(state) = sum_i r_f(completion i)               `methods/lpr/states.py:state_values`
+    L_PRM = -log f(r_e | x, state)                     `objectives/classify.py:Classify.terms`
+    r_p(tau) = prod_t f(class >= C | x, steps 1..t)    `methods/lpr/pairs.py:solution_rewards`
+    D_o and D_p                                        `methods/lpr/pairs.py:question_pairs`
+    L_DPO on D_o + D_p                                 `objectives/pairwise.py:Pairwise.terms`
+    step PPO: rewards at the ends of steps, less the KL to the reference    `methods/step_rl.py:ppo_credit`
+
 Each is a stage. The lists below say what each reads: keys of the recipe, stages before it, files from elsewhere. It is
 done once and made again when one of these changes. Stages that nothing needs are left out: pairs by outcome need no
 reward model. `given` puts a file from elsewhere in the place of a stage (`given.py`).
@@ -48,7 +58,7 @@ from trailmark.methods.lpr import given
 from trailmark.methods.lpr import pairs as lpr_pairs
 from trailmark.methods.lpr import states as lpr_states
 from trailmark.methods.lpr.config import LprRecipe
-from trailmark.methods.lpr.round import SEAT, Made, Round, because, seats_of, shard_name, shown
+from trailmark.methods.lpr.round import SEAT, Made, Round, because, prompt_of, seats_of, shard_name
 from trailmark.methods.lpr.trainings import preference, prm, reinforcement, sft
 from trailmark.methods.pipeline import Pipeline
 from trailmark.methods.reward_model import HEAD
@@ -61,8 +71,8 @@ from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment
 from trailmark.score.classes import check_classes, output_notes, step_outputs
 from trailmark.score.tokens import source_of
+from trailmark.score.value_models import locate_value
 from trailmark.seats.config import AnyKind
-from trailmark.seats.locate import locate_value
 from trailmark.seats.names import fix_names
 from trailmark.seats.table import check_servers
 from trailmark.tasks.base import draw_tasks
@@ -71,7 +81,7 @@ from trailmark.types import Episode, Failed
 
 class LprMethod(Pipeline):
     Config = LprRecipe
-    staged, asks = tuple(LprRecipe.model_fields), ("policy", "teacher", "worsener")
+    staged, asked_seats = tuple(LprRecipe.model_fields), ("policy", "teacher", "worsener")
 
     @classmethod
     def stages(cls, config: LprRecipe, run: Run) -> list[Stage]:
@@ -206,7 +216,13 @@ def given_pairs(r: Round) -> Stage:
 
 
 def ranked_pairs(r: Round) -> Stage:
-    p, keys, after = r.config.pairs, ["pairs"], ["cleaned"]
+    p, after = r.config.pairs, ["cleaned"]
+    whole = p.steps is None and p.values is None  # pairs of whole answers
+    unread = [] if p.process and whole else ["max_wrong", "margin", "margins", "right_pairs", "up_sampling"]
+    unread += [] if whole else ["min_wrong_steps"]
+    unread += [] if p.process and r.needs_prm() else ["best_of"]
+    unread += [] if p.states is not None else ["seed"]
+    keys = ["pairs", *(f"-pairs.{key}" for key in unread)]
     if r.needs_prm():
         keys += r.read_keys
         after.append("scores")
@@ -288,8 +304,8 @@ def cleaned(r: Round, folder: Path) -> Made:
         raise DataError(f"stage '{r.name('cleaned')}': none of {len(made)} solutions can be used: {because(out)}.")
     formats.write("episodes", folder / "all.jsonl", good, None)
     steps = sum(len(t.steps) for e in good for t in e.turns)
-    told = {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}
-    return {**told, **lpr_states.unread_answers(good)}, out
+    summary = {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}
+    return {**summary, **lpr_states.unread_answers(good)}, out
 
 
 # --- states and their values -----------------------------------------------------------------------------------------
@@ -343,7 +359,7 @@ def examples(r: Round, folder: Path) -> Made:
     c, episodes, notes = r.config, r.solved(), r.valued()
     dev = {s["episode"] for s in r.shard(c.labels.dev_shards)} if c.labels.dev_shards else set()
     held = {e.group for e in episodes if e.id in dev}
-    out, told = Counter[str](), dict[str, Any]()
+    out, summary = Counter[str](), dict[str, Any]()
     annotated = {a.episode for a in notes}
     valued = {e.group for e in episodes if e.id in annotated}  # questions without a value are not learnt from
     for name in ("train", "dev") if c.labels.dev_shards else ("train",):
@@ -352,17 +368,17 @@ def examples(r: Round, folder: Path) -> Made:
         used, labels = lpr_states.label_notes(found, mine)
         out.update(lost)
         spread = Counter(x.label for x in found)
-        told |= {f"{name} examples": len(found), **{f"{name} class {v}": n for v, n in sorted(spread.items())}}
+        summary |= {f"{name} examples": len(found), **{f"{name} class {v}": n for v, n in sorted(spread.items())}}
         for j, path in enumerate(replayed_files(r) if name == "train" else ()):
             old = formats.read("episodes", path, None)
             draw = random.Random(f"replay {c.seed} {r.k} {j}")
             more, kept, n = lpr_states.replayed(old.episodes, old.annotations, c.labels.replay, draw, f"replay {j}:")
-            used, labels, told["replayed"] = [*used, *more], [*labels, *kept], told.get("replayed", 0) + n
+            used, labels, summary["replayed"] = [*used, *more], [*labels, *kept], summary.get("replayed", 0) + n
         if not labels:
             where = f"in labels.dev_shards {c.labels.dev_shards}" if name == "dev" else "to learn from"
             raise DataError(f"stage '{r.name('examples')}': there is no example {where}: {because(lost)}.")
         formats.write("episodes", folder / f"{name}.jsonl", used, None, annotations=labels)
-    return told, out
+    return summary, out
 
 
 def replayed_files(r: Round) -> list[Path]:
@@ -391,23 +407,23 @@ def worsened(r: Round, folder: Path) -> Made:
     assert worsen is not None
     for group in by_group(r.solved()).values():
         chosen += [e for e in group if won(e)][: worsen.most]
-    told = {f"{e.id}~{j}": e for e in chosen for j in range(worsen.n)}
+    versions_of = {f"{e.id}~{j}": e for e in chosen for j in range(worsen.n)}
     seat = r.seat("worsener", c.model, worsen.sampling, source)
 
     async def worse(desk: Desk) -> None:
-        e = told[desk.start.id]
-        turn = await desk.ask(seat.name, text=f"{worsen.instruction}\n\n{shown(source, e)}{e.turns[-1].text}\n\n")
+        e = versions_of[desk.start.id]
+        turn = await desk.ask(seat.name, text=f"{worsen.instruction}\n\n{prompt_of(source, e)}{e.turns[-1].text}\n\n")
         await desk.act(turn.text)
 
-    starts, file = [Start(e.task, e.group, name, c.seed) for name, e in told.items()], folder / "written.jsonl"
+    starts, file = [Start(e.task, e.group, name, c.seed) for name, e in versions_of.items()], folder / "written.jsonl"
     made = collect_starts(file, source, starts, [seat], worse, failures=c.failures) if starts else []
     good, out = r.usable([without_prompts(e) for e in made], source)
-    other = [e for e in good if e.turns[-1].text.strip() != told[e.id].turns[-1].text.strip()]
+    other = [e for e in good if e.turns[-1].text.strip() != versions_of[e.id].turns[-1].text.strip()]
     out["the same as before"] += len(good) - len(other)
     if not other:
-        why = f"none of {len(told)} worse versions can be used: {because(out)}."
+        why = f"none of {len(versions_of)} worse versions can be used: {because(out)}."
         raise DataError(f"stage '{r.name('worsened')}': {why}")
-    write_lines(folder / "versions.jsonl", [{"id": e.id, "of": told[e.id].id} for e in other])
+    write_lines(folder / "versions.jsonl", [{"id": e.id, "of": versions_of[e.id].id} for e in other])
     formats.write("episodes", folder / "all.jsonl", other, None)
     return {"versions": len(other), "of": len(chosen), "still right": sum(map(won, other))}, out
 
@@ -417,7 +433,7 @@ def pairs(r: Round, folder: Path) -> Made:
     the margin."""
     c, episodes = r.config, r.solved()
     rewards, outputs = r.rewards(episodes)  # r_p, and f at every step
-    ways = None if c.pairs.steps is None else r.steps_of_completions()
+    completed = None if c.pairs.steps is None else r.steps_of_completions()
     valued = [] if c.pairs.values is None else r.valued()
     if c.pairs.values is not None and c.pairs.values.same is not None:
         other = {"name": c.pairs.values.encoder, "lora": None, "shape": None, "tokenizer": None}
@@ -425,27 +441,27 @@ def pairs(r: Round, folder: Path) -> Made:
         lm = load_model(fix_names(model)).freeze()
         alike = lpr_pairs.alike_steps(lm, episodes, r.tokenizer, c.pairs.values.same)
         valued = lpr_pairs.shared_values(episodes, valued, alike, c.complete.n)
-    barred = given.barred(r, episodes)
-    made, best, told = lpr_pairs.all_pairs(  # D_o and D_p
-        episodes, ways, valued, rewards, outputs, c.pairs, r.read(), r.tokenizer, barred
+    excluded = given.excluded(r, episodes)
+    made, best, summary = lpr_pairs.all_pairs(  # D_o and D_p
+        episodes, completed, valued, rewards, outputs, c.pairs, r.read(), r.tokenizer, excluded
     )
     if c.worsen is not None:
         known, versions = {e.id: e for e in episodes}, read_lines(r.at("worsened") / "versions.jsonl")
         spoilt = lpr_pairs.worse_pairs([(known[v["of"]], v["id"]) for v in versions])
-        made, told = [*made, *spoilt], {**told, "pairs": len(made) + len(spoilt), "worse pairs": len(spoilt)}
+        made, summary = [*made, *spoilt], {**summary, "pairs": len(made) + len(spoilt), "worse pairs": len(spoilt)}
     if not made:
-        raise DataError(f"stage '{r.name('pairs')}': {no_pair(episodes, ways)}")
+        raise DataError(f"stage '{r.name('pairs')}': {no_pair(episodes, completed)}")
     write_lines(folder / "pairs.jsonl", [p.line() for p in made])
     formats.write("episodes", folder / "chosen.jsonl", best, None)
-    return told, {}
+    return summary, {}
 
 
-def no_pair(episodes: list[Episode], ways: list[Episode] | None) -> str:
-    blind = sum(not e.turns[-1].prompt for e in ways or ())
+def no_pair(episodes: list[Episode], completed: list[Episode] | None) -> str:
+    blind = sum(not e.turns[-1].prompt for e in completed or ())
     why = (
-        f" {blind} of {len(ways or ())} completions are of a server that answers messages, as text alone, and pairs of "
-        "steps (pairs.steps) need the tokens behind a state: complete them with the model here, or with a server that "
-        "goes on with a text (seats.policy.speaks=text)."
+        f" {blind} of {len(completed or ())} completions are of a server that answers messages, as text alone, and "
+        "pairs of steps (pairs.steps) need the tokens behind a state: complete them with the model here, or with a "
+        "server that goes on with a text (seats.policy.speaks=text)."
     )
     right = sum(map(won, episodes))
     return f"no pair can be made of {len(episodes)} solutions, of which {right} are right.{why * bool(blind)}"

@@ -63,8 +63,9 @@ class Chosen:
         return out
 
 
-def question_pairs(question: str, answers: Sequence[Answer], s: LprPairs, barred: Iterable[str] = ()) -> list[Chosen]:
-    """The pairs of one question. `barred` are the questions of which no two right answers are compared."""
+def question_pairs(question: str, answers: Sequence[Answer], s: LprPairs, excluded: Iterable[str] = ()) -> list[Chosen]:
+    """The pairs of one question: D_o ("outcome") and D_p. `excluded` are the questions of which no two right answers
+    are compared."""
     right = [a for a in answers if a.right and a.steps >= s.min_right_steps]
     wrong = [a for a in answers if not a.right and a.steps >= s.min_wrong_steps]
     if not s.process:
@@ -72,8 +73,9 @@ def question_pairs(question: str, answers: Sequence[Answer], s: LprPairs, barred
     else:
         right, wrong = (_scored(side) for side in (right, wrong))
         chosen = chosen_right(right, s)
-        outcome = [Chosen(c, r, "outcome") for c in chosen for r in best(wrong, s.max_wrong)]
-        ranked = [] if question in barred else margin_pairs(chosen, right, s.margin) * s.up_sampling
+        outcome = [Chosen(c, r, "outcome") for c in chosen for r in best(wrong, s.max_wrong)]  # D_o
+        # D_p: r_p(a) - r_p(b) > margin
+        ranked = [] if question in excluded else margin_pairs(chosen, right, s.margin) * s.up_sampling
         parts = {"after": outcome + ranked, "before": ranked + outcome, "only": ranked, "none": outcome}
         made = parts[s.right_pairs]
     return made
@@ -137,14 +139,14 @@ def step_pairs(
 
 def all_pairs(
     episodes: Sequence[Episode],
-    ways: Sequence[Episode] | None,
+    completed: Sequence[Episode] | None,
     values: Sequence[Annotation],
     rewards: Mapping[str, float],
     outputs: Outputs,
     s: LprPairs,
     read: LprRead,
     tokenizer: Any,
-    barred: Collection[str],
+    excluded: Collection[str],
 ) -> tuple[list[Chosen], list[Episode], dict[str, int]]:
     """The pairs of all questions, the right answers that are worth imitating, and what the pairs are made of. `ways`
     are completions of states: if they are given, the pairs are of steps alone. `values` are those of states, for
@@ -155,15 +157,15 @@ def all_pairs(
     }
     ids = {e.group: str(e.task.meta.get("id", e.task.id)) for e in episodes}
     made: list[Chosen] = []
-    if ways is not None:
-        made = pairs_of_steps(ways, outputs, s, read)
+    if completed is not None:
+        made = pairs_of_steps(completed, outputs, s, read)
     elif s.values is not None:
         made = pairs_by_value(episodes, values, s.values)
     else:
         kinds = {e.group: kind_of(e) for e in episodes}
         for name, answers in questions.items():
             mine = s.model_copy(update={"margin": s.margins.get(kinds[name], s.margin)}) if s.margins else s
-            made += question_pairs(name, answers, mine, {name} if ids[name] in barred or name in barred else ())
+            made += question_pairs(name, answers, mine, {name} if ids[name] in excluded or name in excluded else ())
     if s.states is not None:
         partial_ones = pairs_of_states(episodes, outputs, s, read, tokenizer)
         most = None if s.states.ratio is None else math.floor(s.states.ratio * len(made))
@@ -310,11 +312,11 @@ def pairs_of_states(
     return made
 
 
-def pairs_of_steps(ways: Sequence[Episode], outputs: Outputs, s: LprPairs, read: LprRead) -> list[Chosen]:
+def pairs_of_steps(completed: Sequence[Episode], outputs: Outputs, s: LprPairs, read: LprRead) -> list[Chosen]:
     """Pairs of what was written behind one state."""
     made = list[Chosen]()
     assert s.steps is not None
-    for group in by_group(ways).values():
+    for group in by_group(completed).values():
         answers, seen, same = [], dict[tuple[int, ...], str](), dict[str, list[bool]]()
         for e in group:
             turn = e.turns[-1]
@@ -366,7 +368,8 @@ def taking_part(e: Episode, turn: int, read: LprRead, tokenizer: Any) -> list[in
 
 
 def solution_rewards(episodes: Sequence[Episode], outputs: Outputs, read: LprRead, tokenizer: Any) -> dict[str, float]:
-    """One number for each solution. A solution none of whose steps takes part has none."""
+    """r_p(tau) = prod_t f(class >= C | x, steps 1..t), or what `over` says in place of the product. A solution none of
+    whose steps takes part has none."""
     out = {}
     for e in episodes:
         numbers: list[float] = []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trailmark.commands.quickstart import finish, packaged
+from trailmark.methods.quickstart import Results, packaged_recipe
 
 
-def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -> Results:
     """LPR on order puzzles: imitation, Monte-Carlo values, a process reward model, ranked pairs, pDPO."""
     from trailmark.config import resolve
     from trailmark.methods import get_method
@@ -17,10 +17,8 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     from trailmark.runs.launch import launch
     from trailmark.runs.store import segments
 
-    if not quiet:
-        print("LPR: imitation, values of states, a reward model of steps, pDPO", file=sys.stderr, flush=True)
-    config = resolve(_lpr_recipe(packaged("lpr-puzzle"), out / "lpr", seed),
-                     LprMethod.Config)  # fmt: skip
+    say("LPR: imitation, values of states, a reward model of steps, pDPO")
+    config = resolve(recipe(out / "lpr", seed), LprMethod.Config)
     launch(get_method("lpr"), config, resume)
     trained = out / "lpr" / "policy-1"
     files = {
@@ -30,11 +28,9 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "SFT, a right one of 8 (the ceiling)": trained / "evaluation/any.jsonl",
         "pDPO, one answer": segments(trained / "evaluation")[-1],
     }
-    finish(
-        out,
+    return Results(
         files,
         trained,
-        quiet,
         title="order puzzles, 200 questions, temperature 1, 95 % intervals; sound: share of true steps",
         main="pDPO, one answer",
         metrics=("success", "sound"),
@@ -42,10 +38,7 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     )
 
 
-def _lpr_recipe(file: Path, out: Path, seed: int) -> dict[str, Any]:
-    from trailmark.recipe import load_recipe
-
-    raw = dict(load_recipe(file).raw)
+def recipe(out: Path, seed: int) -> dict[str, Any]:
+    raw = packaged_recipe("lpr-puzzle", out, seed)
     final = {"choose": 8, "value": str(out / "prm-1")}
-    return {**raw, "out": str(out), "name": out.name, "seed": seed, "model": {**raw["model"], "seed": seed},
-            "preference": {**raw["preference"], "final": final}}  # fmt: skip
+    return {**raw, "preference": {**raw["preference"], "final": final}}

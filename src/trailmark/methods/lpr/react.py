@@ -23,11 +23,25 @@ from trailmark.answers import FINISH, LETTERS, NEW_PROBLEM, read_answer
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row
 from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turn_of
-from trailmark.steps import named_steps
 from trailmark.types import Episode, Failed, Outcome, Scored
 
 KNOWN = ("text", "label", "response", "pred", "id")
+NAMED = re.compile(r"^(Thought|Action|Observation) ?[0-9]*:", re.MULTILINE)
 OPTIONS = 5  # letters up to E name an option, whatever the label is
+
+
+def named_steps(response: str, prompt: str = "") -> list[tuple[int, str]]:
+    """Where each step of a ReAct response begins, and what it is: Thought, Action, Observation or Unknown."""
+    found = list(NAMED.finditer(response))
+    opened = [m[1] for m in NAMED.finditer(prompt) if not prompt[m.end() :].strip()]
+    steps: list[tuple[int, str]] = []
+    if not found or response[: found[0].start()].strip():
+        steps.append((0, opened[0] if opened else "Unknown"))
+    for m, after in zip(found, [*(n.start() for n in found[1:]), len(response)]):
+        says = response[m.start() + len(m[1]) : after].strip()
+        if len(says) >= 5 or m[0] == "Thought 1:" or not steps:
+            steps.append((m.start() if steps else 0, m[1]))
+    return steps
 
 
 def is_right(label: Any, pred: str) -> bool | None:
@@ -64,8 +78,8 @@ def finished(text: str, label: Any, pred: str) -> str | None:
 
 def predicted(text: str, label: Any, pred: str) -> tuple[str, dict[str, str]]:
     """What a response predicts, and what `info` says of a `pred` that is something else."""
-    said = finished(text, label, pred)
-    return (pred, {}) if said is None or said == pred.strip() else (said, {"text_says": said})
+    answer = finished(text, label, pred)
+    return (pred, {}) if answer is None or answer == pred.strip() else (answer, {"text_says": answer})
 
 
 def react_from_row(r: Reader, row: Row) -> Imported:
@@ -76,20 +90,20 @@ def react_from_row(r: Reader, row: Row) -> Imported:
     if r.starts.holds(task):
         raise row.bad(f"is {v['id']!r}, as in an earlier row.", "id")
     listed = isinstance(v["response"], list)
-    said = row.listed(v["response"], "response") if listed else [v["response"]]
-    preds = (row.listed(v["pred"], "pred") if listed else [v["pred"]]) if "pred" in v else [None] * len(said)
-    if len(preds) != len(said):
-        raise row.bad(f"has {len(preds)} entries for {len(said)} responses.", "pred")
+    responses = row.listed(v["response"], "response") if listed else [v["response"]]
+    preds = (row.listed(v["pred"], "pred") if listed else [v["pred"]]) if "pred" in v else [None] * len(responses)
+    if len(preds) != len(responses):
+        raise row.bad(f"has {len(preds)} entries for {len(responses)} responses.", "pred")
     label, plays = read_label(row, v.get("label"), preds), []
-    for k, (response, pred) in enumerate(zip(said, preds)):
+    for k, (response, pred) in enumerate(zip(responses, preds)):
         at = f"[{k}]" if listed else ""
         steps = named_steps(row.text(response, f"response{at}"), prompt)
         info: dict[str, Any] = {"format": "react", "listed": listed, "steps": [kind for _, kind in steps]}
         info |= {"pred": pred} if "pred" in v else {}
         right = None
         if pred is not None:
-            said, differs = predicted(response, label, row.text(pred, f"pred{at}"))
-            right, info = is_right(label, said), info | differs
+            answer, differs = predicted(response, label, row.text(pred, f"pred{at}"))
+            right, info = is_right(label, answer), info | differs
         plays.append((plain(r, prompt, response, steps=[start for start, _ in steps]), right, info))
     plays[0][2]["row"] = {k: x for k, x in v.items() if k not in KNOWN}
     meta = {k: v[k] for k in ("id", "label") if k in v}
@@ -125,9 +139,9 @@ def _record(w: Writer, plays: Sequence[Episode]) -> dict[str, Any]:
                 f"episode '{e.id}': a record needs a 'label' (in task.meta) and a 'pred' (in info) to be judged."
             )
     listed = len(plays) > 1 or plays[0].info.get("listed", False)
-    said, preds = [e.turns[t].text for e, t in zip(plays, turns)], [e.info.get("pred") for e in plays]
+    responses, preds = [e.turns[t].text for e, t in zip(plays, turns)], [e.info.get("pred") for e in plays]
     out: dict[str, Any] = {"text": prompts.pop()} | ({"label": task.meta["label"]} if "label" in task.meta else {})
-    out["response"] = said if listed else said[0]
+    out["response"] = responses if listed else responses[0]
     if any("pred" in e.info for e in plays):
         out["pred"] = preds if listed else preds[0]
     rest = next(filter(None, (row_of(e, "react") for e in plays)), {})

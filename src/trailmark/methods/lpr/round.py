@@ -184,7 +184,7 @@ class Round:
         cleaner = load_function(c.clean, "clean.clean")[0] if c.clean else None
         if cleaner is None and c.react != "any":
             cleaner = partial(react_clean, rules=STRICT if c.react == "strict" else Cleaning())
-        return lpr_states.clean_all(episodes, c, self.tokenizer, SEAT, partial(shown, source), cleaner)
+        return lpr_states.clean_all(episodes, c, self.tokenizer, SEAT, partial(prompt_of, source), cleaner)
 
     # -- what the stages have made ------------------------------------------------------------------------------------
 
@@ -259,7 +259,11 @@ class Round:
 
     @property
     def read_keys(self) -> list[str]:
-        return ["read", *([] if self.config.read.classes is not None else ["prm.kind", "labels.binary", "complete.n"])]
+        """What `read` reads."""
+        if self.config.read.classes is not None:
+            return ["read"]
+        counts = ["labels.binary", *([] if self.config.labels.binary else ["complete.n"])]
+        return ["read", "prm.kind", *(counts if self.kind == "classes" else [])]
 
 
 def seats_of(config: LprRecipe) -> dict[str, AnyKind]:
@@ -269,7 +273,7 @@ def seats_of(config: LprRecipe) -> dict[str, AnyKind]:
     return filled(given, config.sampling, config.engine)
 
 
-def shown(source: Any, e: Episode) -> str:
+def prompt_of(source: Any, e: Episode) -> str:
     """The prompt of an answer that came as text alone."""
     if "format" in e.info and "prompt" in e.task.data:
         return e.task.data["prompt"]

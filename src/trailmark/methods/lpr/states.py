@@ -20,8 +20,9 @@ from trailmark.episodes import won
 from trailmark.errors import DataError
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.lpr.config import LprClean, LprComplete, LprLabels, LprStates
+from trailmark.methods.lpr.react import NAMED
 from trailmark.rollout.branch import Point
-from trailmark.steps import NAMED, TYPED, mark_steps, step_types, token_border, without_end
+from trailmark.steps import TYPED, mark_steps, step_types, token_border, without_end
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
 Cleaner = Callable[[str], Any]  # text -> cleaned text or None, alone or with the reason (`tasks/logic/clean.py`)
@@ -35,7 +36,7 @@ def clean_all(
     c: LprClean,
     tokenizer: Any,
     seat: str,
-    shown: Callable[[Episode], str],
+    prompt_of: Callable[[Episode], str],
     cleaner: Cleaner | None,
 ) -> tuple[list[Episode], Counter[str]]:
     """The solutions that can be used, cut into steps, in tokens of the policy, and how many were left out and why."""
@@ -43,7 +44,7 @@ def clean_all(
     out: Counter[str] = Counter()
     seen: set[tuple[str, str]] = set()
     for e in episodes:
-        why, made = _cleaned(e, c, tokenizer, seat, shown, cleaner)
+        why, made = _cleaned(e, c, tokenizer, seat, prompt_of, cleaner)
         if made is not None and c.distinct and (e.group, made.turns[-1].text) in seen:
             why, made = "the same as another solution", None
         if made is None:
@@ -55,7 +56,7 @@ def clean_all(
 
 
 def _cleaned(
-    e: Episode, c: LprClean, tokenizer: Any, seat: str, shown: Callable[[Episode], str], cleaner: Cleaner | None
+    e: Episode, c: LprClean, tokenizer: Any, seat: str, prompt_of: Callable[[Episode], str], cleaner: Cleaner | None
 ) -> tuple[str, Episode | None]:
     if isinstance(e.outcome, Failed):
         return "failed", None
@@ -74,9 +75,9 @@ def _cleaned(
         raise DataError(f"clean.clean returned {repr(said)[:60]} for solution '{e.id}': it must return a text or None.")
     if text is None or not text.strip():
         return why or "not clean", None
-    if not turn.prompt and (opened := opening(shown(e))) and text.lstrip().startswith(opened):
+    if not turn.prompt and (opened := opening(prompt_of(e))) and text.lstrip().startswith(opened):
         rest = text.lstrip().removeprefix(opened)  # an answer may begin with what the prompt ends with
-        text = rest.lstrip(" ") if shown(e).endswith(" ") else rest
+        text = rest.lstrip(" ") if prompt_of(e).endswith(" ") else rest
     elif (lead := turn.text[: len(turn.text) - len(turn.text.lstrip(" "))]) and not text.startswith(lead):
         text = lead + text  # behind a prompt that ends with "Thought 1:" a blank is part of the answer
     if len(e.turns) > 1 and (text != turn.text or not turn.prompt):
@@ -84,7 +85,7 @@ def _cleaned(
             f"episode '{e.id}' has {len(e.turns)} turns: only an answer of one turn can be cleaned or encoded anew."
         )
     if text != turn.text or not turn.prompt:
-        turn = cut_turn(turn, text, tokenizer) or plain(Reader(tokenizer, seat, Starts()), shown(e), text)
+        turn = cut_turn(turn, text, tokenizer) or plain(Reader(tokenizer, seat, Starts()), prompt_of(e), text)
         turn = replace(turn, action=e.turns[-1].action, reward=e.turns[-1].reward)
     turns = tuple(replace(t, seat=seat) for t in (*e.turns[:-1], turn))
     made = without_end(mark_steps(replace(e, turns=turns), seat, tokenizer, c.split), seat, tokenizer)
@@ -95,10 +96,10 @@ def _cleaned(
 
 def unread_answers(episodes: Sequence[Episode]) -> dict[str, int]:
     """How many answers to questions with options name several of them, or none. They count as wrong."""
-    said = {"multiple": "name several options", "missing": "name no option", "invalid": "have no closed Finish[…]"}
+    words = {"multiple": "name several options", "missing": "name no option", "invalid": "have no closed Finish[…]"}
     counts = [(e, len(options)) for e in episodes if isinstance(options := e.task.data.get("options"), list)]
     why = Counter(read_answer(e.turns[-1].text, n).why for e, n in counts if 2 <= n <= len(LETTERS))
-    return {f"answers that {what}": why[key] for key, what in said.items() if why[key]}
+    return {f"answers that {what}": why[key] for key, what in words.items() if why[key]}
 
 
 def opening(prompt: str) -> str:
@@ -141,8 +142,8 @@ def sample_states(
             wanted = range(math.floor(n * s.start), math.floor(n * s.end)) if len(t.steps) >= s.min_steps else range(0)
             for k, (_, end) in enumerate(t.steps[:-1]):
                 taken = draw.random() < s.ratio
-                barred = (s.types is not None and types[k] not in s.types) or (s.remove_action and types[k] == "Action")
-                if taken and k in wanted and not barred:
+                action = s.remove_action and types[k] == "Action"
+                if taken and k in wanted and not action and (s.types is None or types[k] in s.types):
                     place = {"episode": e.id, "turn": i, "token": end}
                     found.append({**place, "step": k, "type": types[k], "index": len(found)})
     listed = list(questions.values())
@@ -171,7 +172,8 @@ def state_values(
     c: LprComplete,
     tokenizer: Any,
 ) -> tuple[dict[Place, int], Counter[str]]:
-    """How many completions of each state are right, and how many states were discarded and why."""
+    """r_e(state) = sum_i r_f(completion i): how many completions of each state are right. And how many states were
+    discarded and why."""
     made: dict[Place, list[Episode]] = {}
     for e in completions:
         if e.parent is None:

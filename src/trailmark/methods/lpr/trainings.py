@@ -8,12 +8,10 @@ from typing import Any
 
 from trailmark.config import ModelConfig, resolve
 from trailmark.errors import RecipeError
-from trailmark.methods.configs import PreferenceRecipe, RewardModelRecipe, StepRlRecipe
 from trailmark.methods.lpr.round import Round, floats
+from trailmark.methods.offline_configs import PreferenceRecipe, RewardModelRecipe
+from trailmark.methods.online_configs import StepRlRecipe
 from trailmark.methods.pipeline import training_stage
-from trailmark.methods.preference import PreferenceMethod
-from trailmark.methods.reward_model import RewardModelMethod
-from trailmark.methods.step_rl import StepRlMethod
 from trailmark.recipe import merged
 from trailmark.runs.stages import Stage
 
@@ -25,7 +23,7 @@ def sft(r: Round) -> Stage:
     section = {"objective": "rejection", **(r.config.sft or {}), "data": str(r.at("lessons") / "all.jsonl")}
     recipe = training(r, PreferenceRecipe, "preference", "sft", r.config.model, section)
     measures = () if recipe.eval.patience else MEASURES
-    return training_stage("sft", PreferenceMethod, recipe, r.root, measures, metrics=floats("sft"))
+    return training_stage("sft", recipe, r.root, measures, metrics=floats("sft"))
 
 
 def prm(r: Round) -> Stage:
@@ -44,7 +42,7 @@ def prm(r: Round) -> Stage:
     if r.k > 1 and c.labels.replay and "begin" not in section and before.needs_prm():
         section["begin"] = str(before.at("prm"))
     recipe = training(r, RewardModelRecipe, "reward_model", r.name("prm"), r.policy(), section)
-    return training_stage(r.name("prm"), RewardModelMethod, recipe, r.root, metrics=floats("prm"))
+    return training_stage(r.name("prm"), recipe, r.root, metrics=floats("prm"))
 
 
 def preference(r: Round) -> Stage:
@@ -61,7 +59,7 @@ def preference(r: Round) -> Stage:
         kinds = dict.fromkeys([sides, *(["cleaned", "worsened"] if c.worsen is not None else [])])
         section |= {"data": [every(kind) for kind in kinds], "pair_file": str(folder / "pairs.jsonl")}
     recipe = training(r, PreferenceRecipe, "preference", r.name("policy"), r.policy(), section)
-    return training_stage(r.name("policy"), PreferenceMethod, recipe, r.root, metrics=floats("policy"))
+    return training_stage(r.name("policy"), recipe, r.root, metrics=floats("policy"))
 
 
 def reinforcement(r: Round) -> Stage:
@@ -75,7 +73,7 @@ def reinforcement(r: Round) -> Stage:
     section["rewards"] = {"split": c.clean.split, **rewards}
     section = {"task": c.task.model_dump(), "sampling": c.sampling.model_dump(), **section}
     recipe = training(r, StepRlRecipe, "step_rl", r.name("rl"), model, section)
-    return training_stage(r.name("rl"), StepRlMethod, recipe, r.root, metrics=floats("rl"))
+    return training_stage(r.name("rl"), recipe, r.root, metrics=floats("rl"))
 
 
 def training(

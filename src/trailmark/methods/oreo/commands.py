@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trailmark.commands.options import MANY, Words
+from trailmark.terminal.options import MANY, Words
 
 
 def experts(

@@ -12,7 +12,8 @@ from trailmark.config import (
     SamplingConfig,
 )
 from trailmark.errors import TrailmarkError
-from trailmark.methods.configs import CriticConfig, OfflineFinal, OfflineRecipe, TaskConfig
+from trailmark.methods.configs import CriticConfig, TaskConfig
+from trailmark.methods.offline_configs import OfflineFinal, OfflineRecipe
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.steps import Split

@@ -45,14 +45,14 @@ def make(path: Path, out: Path, source: Alfworld, limit: int | None = None) -> t
 def conversation(t: Trajectory, id: str, source: Alfworld) -> tuple[list[dict[str, Any]], bool]:
     """The messages of one play, up to the expert's last one, and whether it is won."""
     world = source.make()
-    shown = world.reset(source.task(id)).text
+    observed = world.reset(source.task(id)).text
     messages: list[dict[str, Any]] = list(source.first_messages)
     won = False
     for move in t.moves:
         if world.over:
             break
-        (said,) = replies(move, source, world)
-        messages += [{"role": "user", "content": shown}, {"role": "assistant", "content": said}]
-        step = world.step(said)
-        shown, won = step.observation.text, bool(step.info["won"])
+        (reply,) = replies(move, source, world)
+        messages += [{"role": "user", "content": observed}, {"role": "assistant", "content": reply}]
+        step = world.step(reply)
+        observed, won = step.observation.text, bool(step.info["won"])
     return messages, won

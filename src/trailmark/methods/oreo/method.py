@@ -4,6 +4,15 @@ A policy pi and a value V are trained until they satisfy the soft Bellman equati
 
     V(s_t) = R - beta sum_{i>=t} log pi(a_i|s_i) / ref(a_i|s_i)       for every state s_t of every trajectory
 
+The paper's equations, and where they are (l_i is the log-ratio above, sg a stop-gradient):
+
+    V*(s) - V*(s') = r - beta log pi*/ref         soft Bellman     summed from t on: the line above
+    L_V  = mean_t (V(s_t) - R + beta sum_{i>=t} l_i)^2             `objectives/soft_bellman.py:SoftBellman._value`
+    L_pi = mean_t (V(s_t) - R + beta l_t + sg[beta sum_{i>t} l_i])^2  `objectives/soft_bellman.py:SoftBellman._policy`
+           and its variants: steps, whole responses, no stop-gradient  `objectives/soft_bellman.py:SoftBellman._policy`
+    L_reg = alpha KL(pi || ref)                                    `objectives/soft_bellman.py:SoftBellman._regulariser`
+    beam search and the best of K actions by V                     `methods/oreo/method.py:OreoMethod.searched`
+
 Each step takes a batch of trajectories. The value moves towards the right-hand side, and the policy moves so that the
 two sides meet (`objectives/soft_bellman.py` has the variants). Both losses are computed from the models before the
 step. The reference `ref` is the policy before training, or another model. The baselines that learn from the same file
@@ -25,11 +34,11 @@ from typing import Any, Literal
 
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
-from trailmark.methods.base import Held
+from trailmark.methods.base import ModelInMemory
 from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.methods.oreo import data as oreo_data
 from trailmark.methods.oreo.config import OreoRecipe
-from trailmark.methods.value_model import critic_held, load_critic
+from trailmark.methods.value_model import critic_in_memory, load_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives import SoftBellman
 from trailmark.rollout.search import parse_plan
@@ -42,6 +51,10 @@ from trailmark.types import Episode, Sample
 
 class OreoMethod(OfflineMethod):
     Config = OreoRecipe
+
+    @classmethod
+    def evaluates(cls, config: Any) -> bool:
+        return super().evaluates(config) or bool(config.final.search)
 
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """Trajectories. They are split into steps if only steps have a value."""
@@ -83,7 +96,7 @@ class OreoMethod(OfflineMethod):
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
-        samples = self.drawn(step)
+        samples = self.unscored_samples(step)
         if c.target == "ema" and "policy" in self.learner.optimisers:
             with self.learner.optimisers["policy"].averaged():
                 samples = self.learner.fill(samples, policy_logp=Readout("", law=False, where="action"))
@@ -93,18 +106,18 @@ class OreoMethod(OfflineMethod):
         else:
             yield Update(samples, self.objective, ("critic", "policy"))
 
-    def drawn(self, step: int) -> list[Sample]:
+    def unscored_samples(self, step: int) -> list[Sample]:
         c, chosen = self.config, self.batches.take(step)
         mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
         return oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """The policy and its reference, and the value, which is a model of its own."""
-        found = super().holds(config)
+        found = super().models_in_memory(config)
         if config.critic_only:
             found = [replace(h, optim=None) for h in found if h.name != "ref" or config.ref is not None]
-        return [*found, critic_held(config.model, config.critic, config.learner.optim)]
+        return [*found, critic_in_memory(config.model, config.critic, config.learner.optim)]
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """At the end: also searches with the learnt value."""
@@ -122,7 +135,7 @@ class OreoMethod(OfflineMethod):
         plan = parse_plan(text, step_ends=tuple(self.source.step_ends))
         values = HeadValues(self.models["critic"], fixed=c.engine.batch_invariant, amp=c.learner.amp == "bf16")
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
-        return search_episodes(self.source, seat, plan, values, tasks, c.seed + 1)[0]
+        return search_episodes(self.source, seat, plan, values, tasks, c.seed + 1, failures=c.failures)[0]
 
 
 def states(c: OreoRecipe) -> Literal["token", "step"]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from trailmark.commands.quickstart import file, finish, trained
+from trailmark.methods.quickstart import Results, file, trained
 
 SUMS = 4000  # worked ones that OREO's first model imitates
 # The numbers are those of docs/studies/oreo-arith.md.
@@ -18,14 +18,13 @@ OREO_NOTE = (
 )
 
 
-def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -> Results:
     """OREO on sums: a model imitates a teacher who forgets carries, its answers are kept, right or wrong, and a policy
     and a value learn from them. Rejection sampling learns from the same answers."""
     from trailmark.data import gold
     from trailmark.runs.store import segments
     from trailmark.seats.locate import newest_checkpoint
 
-    say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
     lessons, run_of = out / "arith.jsonl", partial(trained, out, seed, resume)
     if not lessons.exists():
         out.mkdir(parents=True, exist_ok=True)
@@ -46,11 +45,9 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "OREO": segments(run / "evaluation")[-1],
         "OREO, beam of 3 at temperature 1": run / "evaluation/beam-3.jsonl",
     }
-    finish(
-        out,
+    return Results(
         files,
         run,
-        quiet,
         title="200 sums such as 7-2+9, 95 % intervals",
         main="OREO",
         metrics=("success",),

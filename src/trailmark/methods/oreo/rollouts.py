@@ -15,7 +15,7 @@ from typing import Any
 
 from trailmark.data.output_paths import new_file
 from trailmark.errors import DataError
-from trailmark.formats.messages import checked_messages
+from trailmark.formats.conversations import checked_messages
 from trailmark.formats.rows import Row, json_lines
 from trailmark.plain_files import read_json
 from trailmark.runs.store import atomic_write

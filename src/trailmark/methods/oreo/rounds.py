@@ -25,12 +25,10 @@ from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method, name_in_run
 from trailmark.methods.batches import Walk
-from trailmark.methods.configs import OfflineFinal, OfflineRecipe, PreferenceRecipe
+from trailmark.methods.offline_configs import OfflineFinal, OfflineRecipe, PreferenceRecipe
 from trailmark.methods.oreo import data as oreo_data
 from trailmark.methods.oreo.config import OreoRecipe, RoundsRecipe
-from trailmark.methods.oreo.method import OreoMethod
 from trailmark.methods.pipeline import Pipeline, numbers, recipe_stage, training_stage
-from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, beside, read_segment
@@ -61,8 +59,7 @@ class OreoRoundsMethod(Pipeline):
             )]  # fmt: skip
             if config.training:
                 inner = round_config(config, run.path, k)
-                trains = OreoMethod if config.objective == "oreo" else PreferenceMethod
-                found += [training_stage(f"round-{k}", trains, inner, run.path, metrics=numbers)]
+                found += [training_stage(f"round-{k}", inner, run.path, metrics=numbers)]
         return found
 
     @classmethod

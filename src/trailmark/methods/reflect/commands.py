@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trailmark.commands.options import (
+from trailmark.terminal.options import (
     MANY,
     Horizon,
     Out,

@@ -52,7 +52,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Part:
+class LevelTasks:
     """A level as a task source, for a teacher to play in."""
 
     source: Any
@@ -69,8 +69,8 @@ def depths(task: Task) -> list[int]:
     """The depths of the targets of a start: its `depth`, or else the number of "/" in each of its targets."""
     for place in (task.meta, task.data):
         if "depth" in place:
-            said = place["depth"]
-            return [int(d) for d in (said if isinstance(said, list | tuple) else [said])]
+            found = place["depth"]
+            return [int(d) for d in (found if isinstance(found, list | tuple) else [found])]
         found = place.get("targets") or place.get("target")
         if found:
             return [str(t).count("/") for t in ([found] if isinstance(found, str) else found)]

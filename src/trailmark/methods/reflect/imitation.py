@@ -25,10 +25,10 @@ from trailmark.errors import RecipeError, TaskError, shorten
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method, name_in_run
+from trailmark.methods.base import Method, ModelInMemory, name_in_run
 from trailmark.methods.batches import batch_rows, epoch_steps, how_long
 from trailmark.methods.reflect.config import ImitationRecipe, PlayersRecipe
-from trailmark.methods.reflect.curriculum import Level, Part, make_levels, starts_of
+from trailmark.methods.reflect.curriculum import Level, LevelTasks, make_levels, starts_of
 from trailmark.methods.reflect.lessons import Lesson, get_teacher
 from trailmark.methods.reflect.play import (
     ACTION,
@@ -89,8 +89,8 @@ class Players(Method):
             t = config.teacher
             # lessons from a file have their own starts, of any mode
             each = config.curriculum.kind == "modes" and t.name != "file"
-            shown = [Part(self.source, level) for level in self.levels] if each else [self.source]
-            self.lessons = [x for part in shown for x in teacher.lessons(part, t.prompts, t.perturb, config.seed)]
+            sources = [LevelTasks(self.source, level) for level in self.levels] if each else [self.source]
+            self.lessons = [x for source in sources for x in teacher.lessons(source, t.prompts, t.perturb, config.seed)]
             if not self.lessons:
                 raise RecipeError(
                     f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"
@@ -147,10 +147,10 @@ class Players(Method):
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """The players; in play the policy is trained."""
         optim = {"policy": config.learner.optim}
-        return [Held(n, seat_model(config, n), optim.get(n), config.engine) for n in players_of(config)]
+        return [ModelInMemory(n, seat_model(config, n), optim.get(n), config.engine) for n in players_of(config)]
 
     @classmethod
     def seats_of(cls, config: PlayersRecipe) -> dict[str, AnyKind]:
@@ -211,16 +211,16 @@ class ImitationMethod(Players):
         return [f"imitates: the {config.seat}, {how_long(config.steps, config.epochs)} of {config.batch} lessons"]
 
     def updates(self, step: int) -> Iterator[Update]:
-        yield Update(self.drawn(step), Sft(model=self.config.seat), self.config.seat)
+        yield Update(self.unscored_samples(step), Sft(model=self.config.seat), self.config.seat)
 
-    def drawn(self, step: int) -> list[Sample]:
+    def unscored_samples(self, step: int) -> list[Sample]:
         rows = batch_rows(len(self.lessons), self.config.batch, step, self.config.seed, self.config.epochs)
         return [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         optim = config.learner.optim
-        return [replace(h, optim=optim if h.name == config.seat else None) for h in super().holds(config)]
+        return [replace(h, optim=optim if h.name == config.seat else None) for h in super().models_in_memory(config)]
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Only the policy is evaluated: a reflector cannot play alone."""
@@ -331,8 +331,8 @@ def check_lessons(
                 f"{thought} with their end: set thought={thought}. The first: {_brief(first.reflection)}"
             )
     sized = {name: Sizes(tokenizer) for name, tokenizer in tokenizers.items()}
-    shown = counted(lessons, "checking the lessons", "lessons", len(lessons))
-    needs = [_needed(x, talk, sized, thought, imitates, room.limit) for x in shown]
+    progress = counted(lessons, "checking the lessons", "lessons", len(lessons))
+    needs = [_needed(x, talk, sized, thought, imitates, room.limit) for x in progress]
     long = [n for n in needs if n > room.limit]
     if long:
         first = lessons[next(k for k, n in enumerate(needs) if n > room.limit)]
@@ -372,8 +372,8 @@ def _needed(
         sizes.append(sized["reflector"].at_most(text, limit - thought, prompt=True) + thought)
     if "policy" in imitates:
         rest = ANALYZE + lesson.menu + ACTION if talk.reflect else lesson.menu + ACTION
-        said = (thought if talk.reflect else 0) + 1
-        sizes.append(sized["policy"].at_most(before + lesson.state + rest, limit - said, prompt=True) + said)
+        answer = (thought if talk.reflect else 0) + 1
+        sizes.append(sized["policy"].at_most(before + lesson.state + rest, limit - answer, prompt=True) + answer)
     return max(sizes)
 
 

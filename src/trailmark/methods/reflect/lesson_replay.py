@@ -57,7 +57,7 @@ def replay_lessons(path: Path, decisions: Sequence[Decision], source: Any) -> li
         out += kept
         odd += strange
     if odd:
-        raise RecipeError(_told(odd, len(decisions), path, source))
+        raise RecipeError(mismatch_message(odd, len(decisions), path, source))
     return out
 
 
@@ -104,8 +104,8 @@ def _difference(d: Decision, seen: Observation) -> str:
     return "" if menu == seen.menu else _parting(menu, seen.menu)
 
 
-def _parting(lesson: str, shown: str) -> str:
-    a, b = lesson.splitlines(), shown.splitlines()
+def _parting(lesson: str, now: str) -> str:
+    a, b = lesson.splitlines(), now.splitlines()
     k = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
     has, shows = (repr(lines[k][:60]) if k < len(lines) else "no more lines" for lines in (a, b))
     return f"it has {has} where the task shows {shows}"
@@ -116,19 +116,19 @@ def _relabelled(d: Decision, seen: Observation) -> Decision:
     return replace(d, state=seen.state, menu=seen.menu, labels=seen.labels, action=now[d.action], oracle=now[d.oracle])
 
 
-def _told(odd: Sequence[Mismatch], total: int, path: Path, source: Any) -> str:
+def mismatch_message(odd: Sequence[Mismatch], total: int, path: Path, source: Any) -> str:
     first = odd[0]
-    said = (
+    sentence = (
         f"{len(odd)} of {total} lessons of {path} are not what task '{source.name}' shows with the options of this "
         f"recipe, so play would never ask what they teach. The first is step {first.decision.step} of "
         f"'{first.decision.task}': {first.why}."
     )
     recorded, now = other_options(path if path.is_dir() else path.parent, source)
     if not recorded:
-        return said
+        return sentence
     keys = " ".join(f"task.options.{k}={_word(v)}" for k, v in recorded.items())
     options = " ".join(f"{k}={_word(v)}" for k, v in now.items())
-    return f"{said} They were made with other options: set {keys}, or make lessons with {options}."
+    return f"{sentence} They were made with other options: set {keys}, or make lessons with {options}."
 
 
 def _word(value: Any) -> str:
@@ -170,11 +170,11 @@ def _starts(source: Any, folder: Path, ids: Sequence[str]) -> Mapping[str, Task]
         seed = _settings(folder).get("seed", 0)
         found = {id: _game_start(source, id, seed if type(seed) is int else 0) for id in ids}
         return {id: task for id, task in found.items() if task is not None}
-    drawn: dict[str, Task] = {}
+    tasks: dict[str, Task] = {}
     for split in ("all", "train"):
         with contextlib.suppress(TaskError):
-            drawn |= {t.id: t for t in source.tasks(split)}
-    return drawn
+            tasks |= {t.id: t for t in source.tasks(split)}
+    return tasks
 
 
 def _taxi_starts(ids: Sequence[str]) -> dict[str, Task]:

@@ -113,8 +113,8 @@ class File:
 
         tasks = list(dict.fromkeys(d.task for d in self.decisions))
         taken = set(random.Random(f"file {seed}").sample(tasks, min(starts, len(tasks))))
-        shown = replay_lessons(self.path, [d for d in self.decisions if d.task in taken], source)
-        kept = [d for d in shown if d.task in taken and (d.positive or perturb > 0)]
+        replayed = replay_lessons(self.path, [d for d in self.decisions if d.task in taken], source)
+        kept = [d for d in replayed if d.task in taken and (d.positive or perturb > 0)]
         return [Lesson(d.state, d.menu, d.reflection, d.oracle, d.action, d.labels, d.actions) for d in kept]
 
 

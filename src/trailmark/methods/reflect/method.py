@@ -8,18 +8,25 @@ counts it:
     RUN/policy       sft.policy steps on actions
     RUN              reinforcement learning: episodes, checkpoints with both players, evaluation
 
-    reflect_play.py         prompts, labels, truncation, order of the players
-    reflect_imitation.py    the players, their lessons, the stages of imitation
-    this file               play: a replay memory of successes, a critic, the losses
+    play.py          prompts, labels, truncation, order of the players
+    imitation.py     the players, their lessons, the stages of imitation
+    this file        play: a replay memory of successes, a critic, the losses
 
-There is no discount: G_t = sum_{k>=t} r_k is the return to go (the reference's cost to go with the opposite sign).
+The paper's equations, and where they are:
 
-    pg    L = -(1/N) sum_n A_n log pi(a_n | prompt_n)
-    ppo   L = -(1/N) sum_n min(rho_n A_n, clip(rho_n, 1 - c, 1 + c) A_n),   rho = pi / pi_old, several epochs
+    R ~ R^(. | s), a ~ pi(. | s, R)             two players          `methods/reflect/play.py:two_players`
+    -(1/N) sum_i sum_j log R^(R_ij | s_i, R_i,<j)  imitation, reflector `objectives/sft.py:Sft.terms`
+    -(1/N) sum_i log pi(a_i | s_i, R_i)         imitation, policy    `objectives/sft.py:Sft.terms`
+    G_t = sum_{k>=t} r_k                        return to go         `methods/reflect/method.py:returns_to_go`
+    A = G - V, G - mean G, or G                 advantage            `methods/reflect/method.py:with_advantage`
+    -(1/N) sum_n A_n log pi(a_n | prompt_n)     policy gradient, pg  `objectives/weighted_logp.py:WeightedLogp.terms`
+    -(1/N) sum_n min(rho_n A_n, clip(rho_n, 1 - c, 1 + c) A_n)  ppo  `objectives/clipped.py:Clipped.terms`
+    (V - G)^2                                   critic               `objectives/value.py:Value.terms`
 
-The sums are over the N decisions of the batch, with A = G - V (critic), G - mean G (baseline: batch), or G. pi and
-pi_old are under the sampling law that drew the label, so rho is exactly 1 in the first epoch. For replayed plays,
-pi_old is the probability at the time of play.
+There is no discount (G is the reference's cost to go with the opposite sign). The sums are over the N decisions of the
+batch. A uses V if there is a critic, and mean G with `baseline: batch`. rho = pi / pi_old; both are under the sampling
+law that drew the label, so rho is exactly 1 in the first epoch. For replayed plays, pi_old is the probability at the
+time of play.
 
 What differs from the reference: the reflector learns to stop. Dropout is off in rollouts. Labels are the oracle's, not
 those of the mostly random behaviour (`teacher.label`). Choices are restricted to the listed labels (`head`). States
@@ -50,7 +57,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method
+from trailmark.methods.base import Method, ModelInMemory
 from trailmark.methods.batches import Walk, how_long
 from trailmark.methods.pipeline import training_stage
 from trailmark.methods.reflect.config import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
@@ -69,13 +76,13 @@ from trailmark.models.critic import make_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
 from trailmark.rollout.play import play, play_starts, start_all
+from trailmark.rollout.reference_players import oracle_player, random_player
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.locate import locate, newest_checkpoint
 from trailmark.seats.names import fix_names
-from trailmark.seats.reference_players import oracle_player, random_player
 from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, has_oracle
@@ -127,11 +134,11 @@ class ReflectMethod(Players):
         return [f"stages: {', '.join([*taught, played])}"]
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         critic = config.rl.critic
-        separate = Held("critic", seat_model(config, "policy"), critic.optim, output=False)
+        separate = ModelInMemory("critic", seat_model(config, "policy"), critic.optim, output=False)
         own = [separate] if critic.kind == "separate" else []
-        return [*super().holds(config), *own]
+        return [*super().models_in_memory(config), *own]
 
     @classmethod
     def trainings(cls, config: ReflectRecipe) -> list[tuple[str, type[Method], Any]]:
@@ -156,7 +163,7 @@ class ReflectMethod(Players):
     def stages(cls, config: ReflectRecipe, run: Run) -> list[Stage]:
         """Imitation: of the reflector, and of the policy, which hears it."""
         recipes = {seat: imitation(config, run.path, seat, n) for seat, n in imitated_steps(config).items()}
-        return [training_stage(seat, ImitationMethod, recipe, run.path) for seat, recipe in recipes.items()]
+        return [training_stage(seat, recipe, run.path) for seat, recipe in recipes.items()]
 
     @classmethod
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
@@ -179,15 +186,26 @@ class ReflectMethod(Players):
         return k, begins[k]
 
     def updates(self, step: int) -> Iterator[Update]:
+        """One update on what was just played, and one on some of the successes so far."""
+        rl, good = self.config.rl, self.collect(step)
+        samples = decisions(good, self.learner, rl, fresh=True)
+        self.run.annotate(step, credit_notes(samples, good, rl))
+        yield from self.learn(samples, fresh=True)
+        self.replay.add(good)
+        if again := self.replay.draw(rl.replay_batch, (self.config.seed, step)):
+            yield from self.learn(decisions(again, self.learner, rl, fresh=False), fresh=False)
+
+    def collect(self, step: int) -> list[Episode]:
+        """Play the starts of a step and store the episodes. Returns those that were scored."""
         c, (level, first) = self.config, self.level_of(step)
         if level != self.level:
-            self.level, self.replay.held = level, []
+            self.level, self.replay.plays = level, []
         self.table.publish(step - 1)
         if self.rows is not None and c.curriculum.kind == "none":
             tasks = self.rows.take(step)
         else:
             tasks = self.levels[level].batch(self.source, c.rl.prompts_per_step, c.seed, step, first)
-        with self.noting() as notes:
+        with self.collect_notes() as notes:
             how = {"seed": c.seed, "prefix": f"{step}:", "failures": c.failures}
             episodes = play(self.source, tasks, self.table.seats, two_players(self.talk), **how)
         self.run.annotate(step, notes)
@@ -199,32 +217,25 @@ class ReflectMethod(Players):
             )
         at = {"stage": float(level)} if len(self.levels) > 1 else {}
         self._metrics = {**summary(good), **spread(good), **dropped, **at}
-        samples = decisions(good, self.learner, c.rl, fresh=True)
-        self.run.annotate(step, credit_notes(samples, good, c.rl))
-        passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
-        yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl")
-        yield from self.judge(samples)
-        self.replay.add(good)
-        if again := self.replay.draw(c.rl.replay_batch, (c.seed, step)):
-            old = decisions(again, self.learner, c.rl, fresh=False)
-            yield Update(old, objective(c.rl, fresh=False), passes=passes, name="replay")
-            yield from self.judge(samples)
+        return good
 
-    def judge(self, samples: Sequence[Sample]) -> Iterator[Update]:
-        """After a policy update: if the critic is due, fit it to the newest returns."""
-        critic = self.config.rl.critic
+    def learn(self, samples: Sequence[Sample], fresh: bool) -> Iterator[Update]:
+        """An update of the policy, and of the critic if it is due."""
+        rl, critic = self.config.rl, self.config.rl.critic
+        passes, name = rl.epochs if rl.algorithm == "ppo" else 1, "rl" if fresh else "replay"
+        yield Update(samples, objective(rl, fresh), passes=passes, name=name)
         self.updated += 1
         if critic.kind != "none" and self.updated % critic.every == 0:
-            yield Update(samples, Value(), "critic", passes=critic.passes, name="critic")
+            yield Update(samples, Value(), "critic", passes=critic.passes, name="critic")  # (V - G)^2
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics
 
     def state(self) -> Mapping[str, Any]:
-        return {"replay": [to_json(e) for e in self.replay.held], "stage": self.level, "updated": self.updated}
+        return {"replay": [to_json(e) for e in self.replay.plays], "stage": self.level, "updated": self.updated}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.replay.held = [from_json(line) for line in state["replay"]]
+        self.replay.plays = [from_json(line) for line in state["replay"]]
         self.level, self.updated = state["stage"], state["updated"]
 
     # -- evaluation -----------------------------------------------------------------------------------------------
@@ -240,7 +251,7 @@ class ReflectMethod(Players):
         if self.config.final.references:
             tasks = final_tasks(self.config, self.source, self.levels)
             tokenizer, seed = self.models["policy"].tokenizer, self.config.seed + 1
-            play = lambda player: lambda: player(self.source, seed, tokenizer, tasks)
+            play = lambda player: lambda: self.answered(player(self.source, seed, tokenizer, tasks))
             out.append(Evaluation("random", play(random_player), moves=False))
             if has_oracle(self.source):
                 out.append(Evaluation("oracle", play(oracle_player), moves=False))
@@ -253,7 +264,9 @@ class ReflectMethod(Players):
         self.table.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        played = play_starts(self.source, starts, self.table.seats, always_reflecting(self.talk))
+        return self.answered(play_starts(self.source, starts, self.table.seats, always_reflecting(self.talk)))
+
+    def answered(self, played: list[Episode]) -> list[Episode]:
         must_be_answered(played, self.config.failures)
         return played
 
@@ -302,19 +315,19 @@ class Replay:
     """The last `size` successful plays. It is emptied when a new level begins."""
 
     size: int
-    held: list[Episode] = field(default_factory=list)
+    plays: list[Episode] = field(default_factory=list)
 
     def add(self, episodes: Sequence[Episode]) -> None:
-        self.held = [*self.held, *filter(won, episodes)][-self.size :] if self.size else []
+        self.plays = [*self.plays, *filter(won, episodes)][-self.size :] if self.size else []
 
     def draw(self, n: int, seed: Sequence[int]) -> list[Episode]:
         """Draw `n` plays with replacement."""
-        picks = np.random.default_rng(list(seed)).integers(0, len(self.held), n) if self.held else []
-        return [self.held[i] for i in picks]
+        picks = np.random.default_rng(list(seed)).integers(0, len(self.plays), n) if self.plays else []
+        return [self.plays[i] for i in picks]
 
 
 def returns_to_go(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """The return to go at every decision of the policy."""
+    """G_t = sum_{k>=t} r_k at every decision of the policy."""
     return {e.id: list(turn_returns(e, "policy")) for e in episodes}
 
 
@@ -329,10 +342,11 @@ def decisions(episodes: Sequence[Episode], learner: Any, config: RlConfig, fresh
     base = 0.0
     if config.baseline == "batch" and config.critic.kind == "none" and fresh:
         base = float(np.mean(np.concatenate([s.streams["returns"][s.streams["weight"] != 0] for s in samples])))
-    return [_advantaged(s, base) for s in samples]
+    return [with_advantage(s, base) for s in samples]
 
 
-def _advantaged(s: Sample, base: float) -> Sample:
+def with_advantage(s: Sample, base: float) -> Sample:
+    """A = G - V, or G - `base`."""
     streams = dict(s.streams)
     value = streams.get("value", base)
     streams["advantage"] = (streams["returns"] - value) * (streams["weight"] != 0)
@@ -353,8 +367,9 @@ def credit_notes(samples: Sequence[Sample], episodes: Sequence[Episode], config:
 def objective(config: RlConfig, fresh: bool) -> Objective:
     """The loss. Replayed plays have no entropy term, because the current policy did not write them."""
     entropy = config.entropy if fresh else 0.0
-    if config.algorithm == "pg":
+    if config.algorithm == "pg":  # -(1/N) sum_n A_n log pi(a_n | prompt_n)
         return WeightedLogp(entropy=entropy, gap=fresh)
+    # -(1/N) sum_n min(rho_n A_n, clip(rho_n, 1 - c, 1 + c) A_n)
     return Clipped(low=config.clip, high=config.clip, entropy=entropy)
 
 
@@ -370,10 +385,11 @@ def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
     seats = table.seats
     talk = dataclasses.replace(talk_of(config, source, seats[0].engine.tokenizer), share=1.0)
     final = read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
-    said = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})
+    reflections = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})
 
     def other(state: str, thought: str) -> str:
-        return said[int.from_bytes(hashlib.blake2b(state.encode(), digest_size=4).digest(), "little") % len(said)]
+        number = int.from_bytes(hashlib.blake2b(state.encode(), digest_size=4).digest(), "little")
+        return reflections[number % len(reflections)]
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")

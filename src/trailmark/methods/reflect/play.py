@@ -153,11 +153,11 @@ def two_players(talk: Talk, advice: Advice | None = None) -> Protocol:
             seen, name = desk.observation, f"{desk.start.seed} {desk.start.id} {len(desk.turns)}"
             thought = await _think(desk, talk, name, limit, advice) if talk.reflect else None
             menu, new = shuffled_menu(talk, seen.menu, seen.labels, f"labels {name}")
-            said = list(new.values()) if talk.head == "listed" else list(talk.alphabet)
+            labels = list(new.values()) if talk.head == "listed" else list(talk.alphabet)
             turn = await desk.ask(
                 "policy",
                 text=talk.policy_prompt(policy.tokenizer, seen.state, thought, menu, limit),
-                allowed=None if talk.head == "vocabulary" else said,
+                allowed=None if talk.head == "vocabulary" else labels,
                 max_tokens=1,
             )
             old = {b: a for a, b in new.items()}

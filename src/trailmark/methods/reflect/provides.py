@@ -30,5 +30,6 @@ PROVIDES = {
         "alfworld": "trailmark.methods.reflect.commands:alfworld",
     },
     "quickstarts": {"reflect": "trailmark.methods.reflect.quickstart:quickstart"},
+    "advice": {"followed": "trailmark.methods.reflect.copy_rate:copy_rate"},  # a metric of words that an actor hears
     "markers": {" # Analyze:\n": True, " # Action:\n": False},  # whether an end token follows
 }

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trailmark.commands.quickstart import finish, packaged
+from trailmark.methods.quickstart import Results, packaged_recipe
 
 
-def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -> Results:
     """Reflect-RL on taxi `pickup`, and what it is compared with, each over all 300 starts."""
     from trailmark.config import resolve
     from trailmark.methods import get_method
     from trailmark.methods.reflect.method import ReflectRecipe, evaluate_advice
     from trailmark.models.tiny import tiny_tokenizer
+    from trailmark.rollout.reference_players import random_player
     from trailmark.runs.launch import launch
     from trailmark.runs.store import Run
-    from trailmark.seats.reference_players import random_player
     from trailmark.tasks import get_task
 
-    say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-    recipe = packaged("reflect-taxi")
     both: dict[str, Run] = {}
     for name, reflecting in (("plain", False), ("reflect", True)):
         say("Reflect-RL: a reflector learns a teacher's words, a policy learns to act on them" if reflecting
             else "SFT, then RL, of a policy alone")  # fmt: skip
-        raw = _recipe(recipe, out / name, seed, reflecting)
+        raw: dict[str, Any] = {**packaged_recipe("reflect-taxi", out / name, seed), "reflect": reflecting}
         config = resolve(raw, ReflectRecipe)
         launch(get_method("reflect"), config, resume)
         both[name] = Run.open(config.out)
@@ -42,19 +40,9 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "Reflect-RL, advice off": both["reflect"].path / "evaluation/advice-off.jsonl",
         "Reflect-RL, advice shuffled": both["reflect"].path / "evaluation/advice-shuffled.jsonl",
     }
-    finish(
-        out,
+    return Results(
         files,
         both["reflect"].path,
-        quiet,
         title="taxi, pickup: all 300 starts, one sampled play each, 95 % intervals",
         main="Reflect-RL",
     )
-
-
-def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any]:
-    from trailmark.recipe import load_recipe
-
-    raw = dict(load_recipe(file).raw)
-    return {**raw, "out": str(out), "name": out.name, "seed": seed, "reflect": reflecting,
-            "model": {**raw["model"], "seed": seed}}  # fmt: skip

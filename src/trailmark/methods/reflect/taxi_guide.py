@@ -53,7 +53,7 @@ class TaxiGuide:
 
 def spoiler(best: str, last: Last | None) -> str:
     """What a teacher may know and must not tell."""
-    said = f"the best next action is {taxi.ACTIONS[int(best)]}."
+    words = f"the best next action is {taxi.ACTIONS[int(best)]}."
     if last is None:
-        return said
-    return f"{said} The last action, {last.action}, was {'a best one' if last.good else 'not a best one'}."
+        return words
+    return f"{words} The last action, {last.action}, was {'a best one' if last.good else 'not a best one'}."

@@ -102,26 +102,26 @@ class Server:
         return (await self.client.ask(messages, tokens)).text
 
     async def tasks(self, excerpt: Excerpt) -> list[tuple[str, str]]:
-        said = await self.say(_task_prompt(excerpt), 1000)
-        found = read_tasks(said)
+        reply = await self.say(_task_prompt(excerpt), 1000)
+        found = read_tasks(reply)
         if not found:
-            raise Unusable("answer without a question", f"'{self.name}' gave no QUERY and ANSWER: {said[:80]!r}")
+            raise Unusable("answer without a question", f"'{self.name}' gave no QUERY and ANSWER: {reply[:80]!r}")
         return found
 
     async def reflect(self, moment: Moment) -> str:
-        said = (await self.say(_dialogue(moment), LONGEST_THOUGHT)).split(ACTION.strip())[0].strip()
-        if not fits(said):
+        reply = (await self.say(_dialogue(moment), LONGEST_THOUGHT)).split(ACTION.strip())[0].strip()
+        if not fits(reply):
             raise Unusable("reflection that is empty or holds a marker")
-        if moment.spoiler and ("spoiler" in said.lower() or moment.spoiler in said):
+        if moment.spoiler and ("spoiler" in reply.lower() or moment.spoiler in reply):
             raise Unusable("reflection that mentions the spoiler")
-        return said
+        return reply
 
     async def choose(self, moment: Moment, thought: str) -> str:
         asked = [{"role": "assistant", "content": thought}, {"role": "user", "content": moment.seen.menu + CHOOSE}]
-        said = await self.say([*_dialogue(moment), *asked], 16)
-        label = read_choice(said, moment.seen)
+        reply = await self.say([*_dialogue(moment), *asked], 16)
+        label = read_choice(reply, moment.seen)
         if label is None:
-            raise Unusable("choice that is not listed", f"'{self.name}' chose {said[:80]!r}, which is not listed")
+            raise Unusable("choice that is not listed", f"'{self.name}' chose {reply[:80]!r}, which is not listed")
         return label
 
 
@@ -140,10 +140,10 @@ def _dialogue(moment: Moment) -> list[dict[str, str]]:
     return [*messages, {"role": "user", "content": moment.seen.state + moment.request + secret}]
 
 
-def read_choice(said: str, seen: Observation) -> str | None:
+def read_choice(reply: str, seen: Observation) -> str | None:
     """The label that an answer means: the label itself, the whole command, the first number after "action", or the
     first word that is a label."""
-    text = said.strip()
+    text = reply.strip()
     if text in seen.actions:
         return seen.labels[seen.actions.index(text)]
     if text.strip(".").split(".")[0].strip() in seen.labels:
@@ -167,20 +167,20 @@ def _task_prompt(excerpt: Excerpt) -> str:
 _MARK = re.compile(r"^.{0,10}?(QUERY|ANSWER)\s*\d*\W*")
 
 
-def read_tasks(said: str) -> list[tuple[str, str]]:
+def read_tasks(reply: str) -> list[tuple[str, str]]:
     """Questions and answers of a QUERYk / ANSWERk list. The word stands within a line's first ten characters. Lines
     without one continue the part before, and a question without an answer is left out."""
     pairs: list[list[str]] = []
-    part = None
-    for line in said.splitlines():
+    slot = None
+    for line in reply.splitlines():
         mark = _MARK.match(line)
         if mark and mark[1] == "QUERY":
             pairs.append([line[mark.end() :].strip(), ""])
-            part = 0
+            slot = 0
         elif mark and pairs:
-            pairs[-1][1], part = line[mark.end() :].strip(), 1
-        elif part is not None and line.strip():
-            pairs[-1][part] = f"{pairs[-1][part]} {line.strip()}".strip()
+            pairs[-1][1], slot = line[mark.end() :].strip(), 1
+        elif slot is not None and line.strip():
+            pairs[-1][slot] = f"{pairs[-1][slot]} {line.strip()}".strip()
     return [(_plain(q), _plain(a)) for q, a in pairs if _plain(q) and _plain(a)]
 
 

@@ -62,9 +62,9 @@ class BaselineFile:
             if what == "probe" and same_model(before, after):
                 continue
             if before != after:
-                shown = "" if what == "probe" else f" ({before}, now {after})"
-                said = f"model served as '{scorer.lm.name}'" if what == "probe" else what
-                raise DataError(f"these baselines are of another {said}{shown}: {HINT}", path)
+                change = "" if what == "probe" else f" ({before}, now {after})"
+                what_differs = f"model served as '{scorer.lm.name}'" if what == "probe" else what
+                raise DataError(f"these baselines are of another {what_differs}{change}: {HINT}", path)
 
     def check(self, rows: Sequence[BaselineRow]) -> None:
         """Refuse rows that are not what they were when their baselines were computed."""
@@ -115,8 +115,8 @@ class BaselineFile:
             raise DataError(why, self.path, line)
         for name in self.cache:
             if name is not None and (why := _impossible(name, self.cache[name])):
-                told = f"row '{name}': {why}. Remove the line, and it is computed again."
-                raise DataError(told, self.path, self.cache.lines.get(name))
+                problem = f"row '{name}': {why}. Remove the line, and it is computed again."
+                raise DataError(problem, self.path, self.cache.lines.get(name))
 
     def must_match(self, names: Sequence[str], then: Sequence[Likelihood], now: Sequence[Likelihood]) -> None:
         """Refuse baselines of other tokens than those that are scored now: the two could not be compared."""

@@ -98,7 +98,7 @@ def measures(text: str, sections: Mapping[str, str]) -> dict[str, float]:
     text of one or two words has no trigrams, so no shares of them: 0 would mean that all are copied."""
     words, mine = text.split(), trigrams(words_of(text))
     whole = "\n\n".join(sections.values())
-    shown = {gram for section in sections.values() for gram in trigrams(words_of(section))}
+    prompt_trigrams = {gram for section in sections.values() for gram in trigrams(words_of(section))}
     different = set(mine)
     share = lambda part, all_: 100 * part / all_ if all_ else None
     paragraphs = [p for p in re.split(r"\n\s*\n", text) if p.strip()]
@@ -109,7 +109,7 @@ def measures(text: str, sections: Mapping[str, str]) -> dict[str, float]:
         "unique_words_percent": share(len(set(words)), len(words)),
         "paragraphs": len(paragraphs),
         "unique_trigrams_percent": share(len(different), len(mine)),
-        "unseen_trigrams_percent": share(len(different - shown), len(different)),
+        "unseen_trigrams_percent": share(len(different - prompt_trigrams), len(different)),
         "rouge_l_f": f,
         "rouge_l_p": p,
     }

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveInt, StringConstraints, model_validator
 
 from trailmark.config import Config, ModelConfig, Seed, ServerConfig
-from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.methods.online_configs import PolicyGradientRecipe
 from trailmark.score.config import JudgeConfig
 
 # Recipes hold lists, not tuples. After the validator of `Reward`, pydantic no longer knows that a list came from JSON.

@@ -119,8 +119,8 @@ class LikelihoodJudge(Judge):
         asked = [(p, context) for p in plays for context in (self._row(p).context, self._with_plan(p)[0])]
         file = lambda p: self._world.files.get(p.episode.task.id)
         name = lambda p: f"row '{p.episode.task.id}', as {self.scorer.lm.name} would read it"
-        told = ((name(p), file(p), context) for p, context in asked if not isinstance(context, str))
-        must_render(self.scorer.tokenizer, told)
+        rows = ((name(p), file(p), context) for p, context in asked if not isinstance(context, str))
+        must_render(self.scorer.tokenizer, rows)
 
     def must_fit(self, longest: int) -> None:
         """Refuse rows that the reader cannot hold with a plan of `longest` tokens: a run would end at the first such
@@ -176,7 +176,7 @@ class LikelihoodJudge(Judge):
         texts = {
             "other_plan": plans_of_others(rows, plans, self.config.seed),
             "random_words": [
-                words_at_random(shown(p), len(words_of(plan)), self.config.seed, row)
+                words_at_random(information_of(p), len(words_of(plan)), self.config.seed, row)
                 for p, plan, row in zip(plays, plans, rows)
             ],
         }
@@ -364,7 +364,7 @@ class LikelihoodJudge(Judge):
         found |= {"plan_words": float(len(plan.answer.split()))}
         if math.isfinite(s.empty):
             found["empty_improvement"] = s.empty + 0.0  # no minus before a zero
-        copied = copied_share(plan.answer, shown(plan))
+        copied = copied_share(plan.answer, information_of(plan))
         if copied is not None:
             found["copied"] = copied
         if self.config.markers:
@@ -374,7 +374,7 @@ class LikelihoodJudge(Judge):
         return tuple(Annotation(plan.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
 
 
-def shown(play: Play) -> str:
+def information_of(play: Play) -> str:
     """What the policy knew, without the instruction."""
     known = play.row.get("information")
     return known if isinstance(known, str) else play.prompt

@@ -1,5 +1,16 @@
 """VR-CLI: policy gradients on plans that are paid by the likelihood of a gold text, and a comparison at the end which
-rules out other explanations of an improvement. Each row of the comparison is a file evaluation/NAME.jsonl:
+rules out other explanations of an improvement.
+
+The paper's equations, and where they are (x is what the policy reads, y the gold text, a the plan; the reader G is
+frozen; training itself is `policy_gradient`):
+
+    PPL_G(y | x) = exp(-1/|y| sum_t log p_G(y_t | x, y_<t))       `score/gold.py:Likelihood.perplexity`
+    I(x, y, a) = 100 (1 - PPL_G(y | x, a) / PPL_G(y | x))         `score/likelihood.py:improvement`
+    R(I): 0, 0.5, 0.9 or 1, by the size of I                      `score/likelihood.py:gain_reward`
+    A_i = (R_i - mean R) / std R, of the plans of one row (GRPO)  `credit/groups.py:group_relative`
+    -1/N sum min(rho A, clip(rho, 1 - c, 1 + c) A) + beta KL      `objectives/clipped.py:Clipped.terms`
+
+Each row of the comparison is a file evaluation/NAME.jsonl:
 
     start          plans of the policy before training
     trained        plans of the trained policy
@@ -65,9 +76,9 @@ class VrcliMethod(PolicyGradientMethod):
         self.judge = judge.by_improvement()
 
     @classmethod
-    def shown_rows(cls, config: Any, source: TaskSource) -> list[Task]:
+    def played_rows(cls, config: Any, source: TaskSource) -> list[Task]:
         final = config.final
-        return [*super().shown_rows(config, source), *draw_tasks(source, final.split, final.n, config.seed)]
+        return [*super().played_rows(config, source), *draw_tasks(source, final.split, final.n, config.seed)]
 
     # -- the comparison --------------------------------------------------------------------------------------------
 
@@ -122,11 +133,11 @@ class VrcliMethod(PolicyGradientMethod):
             found = ModelConfig.model_validate({"name": locate(model).folder, "dtype": settings.dtype})
             made = self.instead(lambda played: [""] * len(played))
             gains = self.judge.read_by(TextScorer(found), [e.task for e in made])
-            return [self.paid(e, gain / 100) for e, gain in zip(made, gains)]
+            return [self.with_reward(e, gain / 100) for e, gain in zip(made, gains)]
 
         return read
 
-    def paid(self, e: Episode, reward: float) -> Episode:
+    def with_reward(self, e: Episode, reward: float) -> Episode:
         turns = (*e.turns[:-1], replace(e.turns[-1], reward=reward))
         return replace(e, turns=turns, outcomes={s: Scored(reward) for s in e.outcomes})
 
@@ -141,7 +152,7 @@ class VrcliMethod(PolicyGradientMethod):
 
     def drawn_words(self, played: list[Episode]) -> list[str]:
         size = lambda e: len(words_of(self.plan(e)))
-        return [words_at_random(shown(e), size(e), self.config.seed, e.task.id) for e in played]
+        return [words_at_random(information_of(e), size(e), self.config.seed, e.task.id) for e in played]
 
     def written(self, template: str, played: list[Episode]) -> list[str]:
         """The plans of `final.plans`: a template that is filled with the keys of each row."""
@@ -163,11 +174,11 @@ class VrcliMethod(PolicyGradientMethod):
             found = numbers(played, markers) | (own if name == "trained" else {})
             rows += [{"arm": name, "metric": metric, "value": value} for metric, value in found.items()]
         means = {r["arm"]: r["value"] for r in rows if r["metric"] == "improvement"}
-        if said := not_about_the_row({**own, "improvement": means["trained"],
+        if warning := not_about_the_row({**own, "improvement": means["trained"],
                                       "other_plan_improvement": means["other-plan"],
                                       "random_words_improvement": means["random-words"],
                                       "empty_improvement": means["no-plan"]}):  # fmt: skip
-            print(f"warning: {said}.", file=sys.stderr)
+            print(f"warning: {warning}.", file=sys.stderr)
         atomic_write(run.path / "results.json", (json.dumps(rows, indent=1) + "\n").encode(), "results")
         return last
 
@@ -177,7 +188,7 @@ def improvements(played: Sequence[Episode]) -> dict[str, float]:
     return {e.task.id: 100 * e.outcome.reward for e in played if isinstance(e.outcome, Scored)}
 
 
-def shown(e: Episode) -> str:
+def information_of(e: Episode) -> str:
     """What the policy knew, without the instruction."""
     return str(e.task.data.get("information") or e.task.data["prompt"])
 
@@ -187,7 +198,7 @@ def numbers(played: Sequence[Episode], markers: Sequence[str]) -> dict[str, floa
     scored = [(e, e.outcome.reward) for e in played if isinstance(e.outcome, Scored)]
     good = [e for e, _ in scored]
     plans = [words_of(after_markers(e.turns[-1].text, markers)) for e in good]
-    known = [set(words_of(shown(e))) for e in good]
+    known = [set(words_of(information_of(e))) for e in good]
     copied = [np.mean([w in k for w in p]) for p, k in zip(plans, known) if p]
     mean = lambda values: float(np.mean(values)) if len(values) else 0.0
     return {"improvement": 100 * mean([reward for _, reward in scored]), "words_in_prompt": mean(copied),

@@ -83,31 +83,32 @@ def ask_all(
     tries = Tries("pairs", failures, len(pairs))
 
     async def one(pair: Pair) -> Compared:
-        said = await compare_pair(judge, CONTEXT.format(**rows[pair.row]).strip(), *pair.texts, dict(criteria))
-        if said.failed:
-            tries.failed(said.failed)
+        verdict = await compare_pair(judge, CONTEXT.format(**rows[pair.row]).strip(), *pair.texts, dict(criteria))
+        if verdict.failed:
+            tries.failed(verdict.failed)
         else:
             tries.passed()
-        return said
+        return verdict
 
     made = ask_each("pairs", pairs, one, judge.config.at_once)
-    tries.settle(next((f"row '{p.row}', {' and '.join(p.names)}" for p, said in zip(pairs, made) if said.failed), ""))
+    failed = (p for p, verdict in zip(pairs, made) if verdict.failed)
+    tries.settle(next((f"row '{p.row}', {' and '.join(p.names)}" for p in failed), ""))
     return made
 
 
 def judged(pairs: Sequence[Pair], verdicts: Sequence[Compared], criteria: Mapping[str, str], flags: Flags) -> Judged:
     """The rows and counts of the verdicts. `flags` gives the genres of a row."""
     out = Judged()
-    for pair, said in zip(pairs, verdicts):
-        if said.failed:
-            out.failed.append(f"row '{pair.row}', {pair.names[0]} and {pair.names[1]}: {said.failed}")
+    for pair, verdict in zip(pairs, verdicts):
+        if verdict.failed:
+            out.failed.append(f"row '{pair.row}', {pair.names[0]} and {pair.names[1]}: {verdict.failed}")
             continue
         none = {c: dict.fromkeys(("wins", "losses", "ties", "swayed"), 0) for c in criteria}
         counts, row = out.counts.setdefault(pair.names, none), {}
         for c in criteria:
-            better = 0.5 if said.swayed[c] else said.better[c]
+            better = 0.5 if verdict.swayed[c] else verdict.better[c]
             row[c] = SAME if better == 0.5 else pair.names[0 if better > 0.5 else 1]
-            counts[c]["swayed" if said.swayed[c] else {1.0: "wins", 0.5: "ties", 0.0: "losses"}[better]] += 1
+            counts[c]["swayed" if verdict.swayed[c] else {1.0: "wins", 0.5: "ties", 0.0: "losses"}[better]] += 1
         place = pair.row + (f" {pair.sample}" if pair.sample else "")
         row |= {"options": ",".join(pair.names), "texts": f"({place}, {place})"}
         out.rows.append({**row, **{g: str(is_one) for g, is_one in flags(pair.row).items()}})

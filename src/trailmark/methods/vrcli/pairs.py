@@ -44,12 +44,12 @@ def question(prompt: str, first: str, second: str, criteria: dict[str, str] = CR
 
 def read_comparison(text: str, name: str, criteria: Sequence[str]) -> dict[str, float]:
     """The points of answer A by each criterion."""
-    said = read_object(text, name, criteria[0])
+    answer = read_object(text, name, criteria[0])
     out = {}
     for c in criteria:
-        word = str(said.get(c)).strip().lower() if c in said else ""
+        word = str(answer.get(c)).strip().lower() if c in answer else ""
         if word not in POINTS:
-            raise Unreadable(f"Your answer says {said.get(c)!r} for '{c}', which is none of A, B and tie")
+            raise Unreadable(f"Your answer says {answer.get(c)!r} for '{c}', which is none of A, B and tie")
         out[c] = POINTS[word]
     return out
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from trailmark.errors import DataError
-from trailmark.evaluate.distributions import incomplete_beta
-from trailmark.evaluate.stats import Interval, wilson
 from trailmark.plain_files import read_unpacked
+from trailmark.stats.distributions import incomplete_beta
+from trailmark.stats.intervals import Interval, wilson
 
 SAME = "same"
 KEYS = ("options", "texts")  # columns that are neither a dimension nor a subset

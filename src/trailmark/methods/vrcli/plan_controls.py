@@ -30,9 +30,9 @@ def plans_of_others(rows: Sequence[str], plans: Sequence[str], seed: int) -> lis
     return out
 
 
-def words_at_random(shown: str, n: int, seed: int, row: str) -> str:
+def words_at_random(prompt: str, n: int, seed: int, row: str) -> str:
     """`n` words of what the row shows; "" if it shows none."""
-    draw, words = random.Random(f"random words {seed} {row}"), words_of(shown)
+    draw, words = random.Random(f"random words {seed} {row}"), words_of(prompt)
     return " ".join(draw.choice(words) for _ in range(n)) if words else ""
 
 
@@ -66,13 +66,13 @@ def not_about_the_row(found: Mapping[str, float]) -> str:
     if low is None or own <= 0:
         return ""
     names = {"random_words": "random words of the prompt", "empty": "no plan at all"}
-    means = {said: found[f"{k}_improvement"] for k, said in names.items() if f"{k}_improvement" in found}
+    means = {what: found[f"{k}_improvement"] for k, what in names.items() if f"{k}_improvement" in found}
     if low > 0 and all(mean < own for mean in means.values()):
         return ""
     return (
         f"the plan of another row improves the gold texts by {found['other_plan_improvement']:.1f} %, the row's own by "
         f"{own:.1f} % (difference {found['own_plan_gain']:.1f} [{low:.1f}, {found['own_plan_gain_high']:.1f}])"
-        + "".join(f"; {said} by {mean:.1f} %" for said, mean in means.items())
+        + "".join(f"; {what} by {mean:.1f} %" for what, mean in means.items())
         + ". So plans are not shown to be about their rows: use more rows, or a reader that follows plans "
         "(docs/vrcli.md, Rows of your own)"
     )

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.evaluate.stats import mean_of
 from trailmark.methods.vrcli.baselines import BaselineFile, BaselineRow
 from trailmark.methods.vrcli.plan_controls import not_about_the_row, own_gain, plans_of_others, words_at_random
 from trailmark.methods.vrcli.words import copied_share, correlation, words_of
 from trailmark.score.likelihood import Rule, TextScorer, gold_row, improvement
+from trailmark.stats.intervals import mean_of
 from trailmark.tasks.prompts import read_prompts
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
 from trailmark.tasks.stories.prompts import CONTEXT, EMPTY, PLAN, wish
@@ -131,9 +131,9 @@ def beside(
     own, other = _by_row(scores), _by_row(made["other_plan"])
     both = [i for i in own if i in other]
     means |= own_gain([own[i] for i in both], [other[i] for i in both])
-    said = not_about_the_row(means)
+    warning = not_about_the_row(means)
     means.pop("improvement", None)  # `summary` has it, with its interval
-    return {**means, **({"warning": said} if said else {})}, made
+    return {**means, **({"warning": warning} if warning else {})}, made
 
 
 def _good(scores: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -204,9 +204,9 @@ def plans_of(
     answers: Iterable[tuple[str, str]], markers: Sequence[str] = MARKERS
 ) -> tuple[list[tuple[str, str]], float | None]:
     """The plans of answers, and the share of answers with a marker."""
-    said = list(answers)
-    share = sum(has_marker(a, markers) for _, a in said) / len(said) if said and markers else None
-    return [(i, plan_of(a, markers)) for i, a in said], share
+    read = list(answers)
+    share = sum(has_marker(a, markers) for _, a in read) / len(read) if read and markers else None
+    return [(i, plan_of(a, markers)) for i, a in read], share
 
 
 def control(rows: Mapping[str, Mapping[str, Any]], kind: str, seed: int = 0) -> list[tuple[str, str]]:

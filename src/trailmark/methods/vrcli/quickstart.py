@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from trailmark.commands.quickstart import file, finish, trained
+from trailmark.methods.quickstart import Results, file, trained
 
 
-def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -> Results:
     """VR-CLI on rows with a planted hint: a tiny reader learns to follow plans, a policy learns to write useful ones,
     and what could explain the improvement otherwise stands beside it."""
     from trailmark.methods.vrcli.stories.hints import Hints, write
     from trailmark.seats.locate import newest_checkpoint
 
-    say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
     rows, run_of = out / "rows", partial(trained, out, seed, resume)
     if not (rows / "tokenizer" / "tokenizer.json").is_file():  # written last
         rows.mkdir(parents=True, exist_ok=True)
@@ -37,11 +36,9 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "VR-CLI": run / "evaluation/trained.jsonl",
         "SFT, no plan": run / "evaluation/sft.jsonl",
     }
-    finish(
-        out,
+    return Results(
         files,
         run,
-        quiet,
         title="64 held-out rows; reward is the improvement of perplexity (0.25: 25 %), 95 % intervals",
         main="VR-CLI",
         metrics=("reward",),

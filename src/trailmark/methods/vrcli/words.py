@@ -27,10 +27,10 @@ def trigrams(words: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(words[k : k + 3]) for k in range(len(words) - 2)]
 
 
-def copied_share(text: str, shown: str) -> float | None:
+def copied_share(text: str, prompt: str) -> float | None:
     """The share of the text's different trigrams that stand in what the model was shown; None if it has none."""
     mine = set(trigrams(words_of(text)))
-    return len(mine & set(trigrams(words_of(shown)))) / len(mine) if mine else None
+    return len(mine & set(trigrams(words_of(prompt)))) / len(mine) if mine else None
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.ask.client import Client, NoAnswer, Question, ask_each, prompt_of
-from trailmark.ask.engines import open_model
 from trailmark.ask.store import Store
-from trailmark.config import ModelConfig
+from trailmark.config import EngineConfig, ModelConfig
 from trailmark.data.stages import Counts, DataFolder, data_folder
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.failures import Tries
@@ -37,6 +36,7 @@ from trailmark.plain_files import read_plain
 from trailmark.runs.stages import Stage
 from trailmark.seats.config import HttpSeat
 from trailmark.seats.locate import is_address, locate
+from trailmark.seats.open import UNNAMED, open_engine, open_server
 from trailmark.tasks.stories.lengths import Target, target_length
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
 from trailmark.tasks.stories.prompts import END
@@ -127,8 +127,6 @@ class Speaker:
 
     @cached_property
     def server(self) -> Any:
-        from trailmark.seats.open import UNNAMED, open_server
-
         s = self.servers
         seat = HttpSeat(address=self.name, model=s.served or UNNAMED, headers=dict(s.headers), query=dict(s.query),
                         api_key_env=s.key_env, deadline=s.deadline)  # fmt: skip
@@ -138,7 +136,7 @@ class Speaker:
         """Ready for sequences of up to so many tokens."""
         if self.remote:
             return self.server
-        return open_model(self.lm, max_num_seqs=self.slots, max_len=longest)
+        return open_engine(self.lm, EngineConfig(max_num_seqs=self.slots, max_len=longest), plays=False)
 
 
 def write(
@@ -213,36 +211,36 @@ class _Work:
             for k in range(h.samples)
         ]
         counts, made = Counts(), []
-        for ask, said in zip(asks, self.answered(f"{v.name} plans", v.planner, asks)):
-            if said is None:
+        for ask, replies in zip(asks, self.answered(f"{v.name} plans", v.planner, asks)):
+            if replies is None:
                 counts.left_out["failed"] += 1
                 continue
-            made.append({"id": ask.row, "sample": ask.sample, **said})
+            made.append({"id": ask.row, "sample": ask.sample, **replies})
             counts.kept["plans"] += 1
-            counts.kept["with a marker"] += has_marker(said["text"], self.markers(v))
-            counts.kept["cut at the limit"] += said["stop"] in CUT_OFF
+            counts.kept["with a marker"] += has_marker(replies["text"], self.markers(v))
+            counts.kept["cut at the limit"] += replies["stop"] in CUT_OFF
         write_lines(self.out / f"{v.name}.plans.jsonl", made)
         return counts
 
     def texts(self, v: Variant) -> Counts:
         if v.planner:
-            said = self.read(f"{v.name}.plans.jsonl")
-            plans = [(p["id"], p["sample"], plan_of(p["text"], self.markers(v))) for p in said]
+            replies = self.read(f"{v.name}.plans.jsonl")
+            plans = [(p["id"], p["sample"], plan_of(p["text"], self.markers(v))) for p in replies]
         else:
             plans = [(i, k, None) for i in self.rows for k in range(self.how.samples)]
         asks = [self.ask_for_text(v.writer, i, k, plan) for i, k, plan in plans]
         counts, made = Counts(), []
-        for ask, said in zip(asks, self.answered(f"{v.name} texts", v.writer, asks)):
-            if said is None:
+        for ask, replies in zip(asks, self.answered(f"{v.name} texts", v.writer, asks)):
+            if replies is None:
                 counts.left_out["failed"] += 1
                 continue
-            if not said["text"].strip():
+            if not replies["text"].strip():
                 counts.left_out["empty texts"] += 1
                 continue
             plan = {} if ask.plan is None else {"plan": ask.plan}
-            made.append({"id": ask.row, "sample": ask.sample, **said, **plan})
+            made.append({"id": ask.row, "sample": ask.sample, **replies, **plan})
             counts.kept["texts"] += 1
-            counts.kept["cut at the limit"] += said["stop"] in CUT_OFF
+            counts.kept["cut at the limit"] += replies["stop"] in CUT_OFF
         if not made:
             raise DataError(f"variant '{v.name}': {v.writer} wrote nothing but empty texts.", self.path)
         write_lines(self.out / f"{v.name}.jsonl", made)
@@ -275,13 +273,13 @@ class _Work:
 
         async def one(a: _Ask) -> dict[str, Any] | None:
             try:
-                said = await client.answer(a.question)
+                answer = await client.answer(a.question)
             except NoAnswer:
                 return None
-            return {"text": said.text, "tokens": said.tokens, "stop": said.stop}
+            return {"text": answer.text, "tokens": answer.tokens, "stop": answer.stop}
 
         made = ask_each(title, asks, one, self.slots)
-        client.settle(next((f"row '{a.row}' of {self.path}" for a, said in zip(asks, made) if said is None), ""))
+        client.settle(next((f"row '{a.row}' of {self.path}" for a, answer in zip(asks, made) if answer is None), ""))
         return made
 
     def longest(self, speaker: Speaker, model: str, asks: Sequence[_Ask]) -> int:

@@ -59,10 +59,10 @@ def asked_about(path: str) -> bool:
 def excerpt(repo: str, path: str, text: str, count: Count, draw: random.Random) -> Excerpt | None:
     """A file as a teacher sees it; None if it is too short."""
     kind: FileKind = kind_of(path.rsplit("/", 1)[-1])  # type: ignore[assignment]
-    shown = "".join(text.splitlines(keepends=True)[:DATA_LINES]) if kind == "data" else text
-    if count(shown) < FEWEST_TOKENS:
+    visible = "".join(text.splitlines(keepends=True)[:DATA_LINES]) if kind == "data" else text
+    if count(visible) < FEWEST_TOKENS:
         return None
-    return Excerpt(repo, path, kind, text, _window(shown, count, draw))
+    return Excerpt(repo, path, kind, text, _window(visible, count, draw))
 
 
 def _window(text: str, count: Count, draw: random.Random) -> str:

@@ -19,8 +19,8 @@ def chapters(
 ) -> None:
     """Lengths, repetition and copying of written texts, for each system, with intervals."""
     from trailmark.data.output_paths import new_file
-    from trailmark.evaluate.stats import mean_of
     from trailmark.methods.vrcli import chapters as c
+    from trailmark.stats.intervals import mean_of
     from trailmark.tasks.stories.rows import read_rows
 
     if out is not None:
@@ -90,7 +90,7 @@ def _last_turn(value: Any) -> Any:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from trailmark.evaluate.output import print_rows
+    from trailmark.terminal.output import print_rows
 
     systems, rows = result["systems"], []
     columns = ["mean [95 % interval]", *(f"{n} ({a['texts']})" for n, a in systems.items())]

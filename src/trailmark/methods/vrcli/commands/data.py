@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark.commands.options import MANY, Out, Seed, TeacherOptions, Tokenizer, finite, grouped
+from trailmark.terminal.options import MANY, Out, Seed, TeacherOptions, Tokenizer, finite, grouped
 
 
 @grouped
@@ -131,8 +131,8 @@ def stories(
     show = Show(summary, plan, sheets, synopsis, chapters, system_role, identical, instruction)
     sizes = (max_tokens, drop_long, leak, drop_leaks, gold_words, drop_duplicates)
     how = s.Setup(show, bounds, by, tuple(shares), seed, *sizes)  # type: ignore[arg-type]
-    said: dict[str, Any] = asdict(how)
-    settings = {"kind": "stories", **said, "tokenizer": tokenizer, "prompts": VERSION}
+    options: dict[str, Any] = asdict(how)
+    settings = {"kind": "stories", **options, "tokenizer": tokenizer, "prompts": VERSION}
     words = read_tokenizer(tokenizer)
     with data_folder(out, settings) as place:
         outputs = [f"{kind}{split}.jsonl" for kind in ("", "sft_") for split in s.SPLITS]

@@ -110,8 +110,8 @@ def improvement(
     for name, (made, share) in arms.items():
         with _in(rows):
             scores = p.score_plans(scorer, found, made, tokens, stored)  # type: ignore[arg-type]
-            told, others = ({}, {}) if name in (control or ()) else p.beside(scorer, found, scores, tokens, stored)  # type: ignore[arg-type]
-        result["arms"][name] = {**p.summary(scores, found), "markers": share, **told}
+            extra, others = ({}, {}) if name in (control or ()) else p.beside(scorer, found, scores, tokens, stored)  # type: ignore[arg-type]
+        result["arms"][name] = {**p.summary(scores, found), "markers": share, **extra}
         lines += [{"arm": name, **s} for s in scores]
         lines += [{"arm": f"{name}/{other}", **s} for other, some in others.items() for s in some]
     for name, other in readers.items():
@@ -149,7 +149,7 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from trailmark.evaluate.output import print_table
+    from trailmark.terminal.output import print_table
 
     if about := result.get("baselines"):
         Console().print(f"{about['file']}: baselines of {about['rows']} rows, {about['computed']} of them computed now")
@@ -177,8 +177,8 @@ def _show(result: dict[str, Any]) -> None:
     table.add_row("answers with a marker, %", *(share(a["markers"]) for a in arms.values()))
     print_table(table)
     for name, a in arms.items():
-        if said := a.get("warning"):
-            Console().print(f"warning: {name}: {said}.", soft_wrap=True)
+        if warning := a.get("warning"):
+            Console().print(f"warning: {name}: {warning}.", soft_wrap=True)
     if lost := result.get("failed"):
         Console().print(
             f"warning: {lost} texts were not scored, because their requests failed; they are in no average."

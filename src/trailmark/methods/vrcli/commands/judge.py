@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark.commands.options import ServerOptions, grouped
+from trailmark.terminal.options import ServerOptions, grouped
 
 
 @grouped
@@ -58,8 +58,8 @@ def judge(
     found = dict(list(every.items())[:n])
     asked = p.read_criteria(criteria)
     flags = p.read_genres(genres, found, asked)
-    shown = lambda text: cleaned(text) if clean else text
-    texts = {name: [(i, shown(t)) for i, t in read_texts(file, every) if i in found] for name, file in files}
+    prepare = lambda text: cleaned(text) if clean else text
+    texts = {name: [(i, prepare(t)) for i, t in read_texts(file, every) if i in found] for name, file in files}
     pairs = p.pairs_of(texts)
     at: dict[str, Any] = {"address": server, "model": UNNAMED, "concurrency": 2 * at_once, **how.section()}
     engine = open_server(HttpSeat(**at, deadline=deadline, retries=retries), "")
@@ -89,7 +89,7 @@ def judge(
 def _show(result: dict[str, Any], made: Any) -> None:
     from rich.console import Console
 
-    from trailmark.evaluate.output import print_rows
+    from trailmark.terminal.output import print_rows
 
     kinds = ("wins", "losses", "ties", "swayed")
     rows = (["" if k else f"{a} > {b}", dimension, *(str(c[kind]) for kind in kinds)]

@@ -20,8 +20,8 @@ def votes(
 ) -> None:
     """Preferences, win rates and strengths from pairwise judgements, with intervals."""
     from trailmark.errors import TrailmarkError
-    from trailmark.evaluate.stats import t_interval
     from trailmark.methods.vrcli import pairwise as p
+    from trailmark.stats.intervals import t_interval
 
     result: dict[str, Any] = {"command": "votes", "files": []}
     number = lambda x: None if x != x else x  # JSON knows no "not a number"
@@ -83,7 +83,7 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from trailmark.evaluate.output import print_table
+    from trailmark.terminal.output import print_table
 
     console = Console()
     percent = lambda x: "–" if x is None or x != x else f"{100 * x:.1f}"
@@ -96,9 +96,9 @@ def _show(result: dict[str, Any]) -> None:
         for some in _portions(dims, console.width - 26, 16):
             table = Table(named(), *some)
             for row in f["pairs"]:
-                told = [row[d] for d in some]
+                values = [row[d] for d in some]
                 cells = [f"{exact(x['preference'])} ({x['wins']}-{x['losses']})" + around(x["low"], x["high"])
-                         for x in told]  # fmt: skip
+                         for x in values]  # fmt: skip
                 table.add_row(f"{row['first']} > {row['second']}", *cells)
             print_table(table, console)
         main = f["dimension"]

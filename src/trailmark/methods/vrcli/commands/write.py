@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trailmark import MOST_SEED
-from trailmark.commands.options import ServerOptions, grouped
+from trailmark.terminal.options import ServerOptions, grouped, pairs
 
 
 @grouped
@@ -61,7 +61,6 @@ def write(
     RL: rl=rl,base. Then: trailmark improvement, chapters, judge."""
     from trailmark.data.output_paths import writable
     from trailmark.errors import TrailmarkError
-    from trailmark.evaluate.players import pairs
     from trailmark.methods.vrcli import written as w
     from trailmark.methods.vrcli.plans import given_markers
 
@@ -86,7 +85,7 @@ def write(
 
 
 def _show(made: dict[str, Any], out: Path) -> None:
-    from trailmark.evaluate.output import print_rows
+    from trailmark.terminal.output import print_rows
 
     rows = []
     for name, a in made.items():

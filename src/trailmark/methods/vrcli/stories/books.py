@@ -193,9 +193,9 @@ class _Work:
     def summaries(self) -> Counts:
         """For k = 0 ... the number of chapters: the joined synopses of the chapters before k, or a summary of them."""
         counts = Counts()
-        told = {(r["book"], r["chapter"]): r["text"] for r in self.read("synopses")}
+        known = {(r["book"], r["chapter"]): r["text"] for r in self.read("synopses")}
         items = [
-            (b.name, k, "\n".join(f"Chapter {j + 1}: {told[b.name, j]}" for j in range(k) if (b.name, j) in told))
+            (b.name, k, "\n".join(f"Chapter {j + 1}: {known[b.name, j]}" for j in range(k) if (b.name, j) in known))
             for b in self.books() for k in range(len(b.chapters) + 1)
         ]  # fmt: skip
 

@@ -65,9 +65,10 @@ def write(out: Path, plan: Hints) -> Counts:
             while (guests := tuple(draw.sample(ANIMALS, GUESTS))) in seen:
                 pass
             seen.add(guests)
-            said = [{"role": "user", "content": question(guests)}, {"role": "assistant", "content": tale(guests[-1])}]
+            gold = {"role": "assistant", "content": tale(guests[-1])}
+            messages = [{"role": "user", "content": question(guests)}, gold]
             some = random.Random(f"some guest {plan.seed} {split} {k}").choice(guests)
-            talks.append({"id": f"{split}-{k}", "messages": said, "split": split, "last": guests[-1], "some": some})
+            talks.append({"id": f"{split}-{k}", "messages": messages, "split": split, "last": guests[-1], "some": some})
     write_lines(out / "talks.jsonl", talks)
     counts = make(out / "talks.jsonl", out, Setup(filters=NO_FILTERS, by="given", seed=plan.seed))
     lessons = [lesson(draw, k, plan.trust) for k in range(plan.lessons)]
@@ -81,14 +82,14 @@ def lesson(draw: random.Random, k: int, trust: float) -> dict[str, Any]:
     """In turn: a text about any guest, a text after a plan, an answer that names any guest."""
     guests = draw.sample(ANIMALS, GUESTS)
     row = TalkRow("", ({"role": "user", "content": question(guests)},), tale(draw.choice(guests)))
-    parts, said = pieces(row), draw.choice(guests)
+    parts, plan = pieces(row), draw.choice(guests)
     if k % 3 == 0:
         asked, answer = baseline(parts), row.gold
     elif k % 3 == 1:
-        told = said if draw.random() < trust else draw.choice([g for g in guests if g != said])
-        asked, answer = with_plan(parts, said), tale(told)
+        guest = plan if draw.random() < trust else draw.choice([g for g in guests if g != plan])
+        asked, answer = with_plan(parts, plan), tale(guest)
     else:
-        asked, answer = reasoning(parts), f"{MARKER} {said}"
+        asked, answer = reasoning(parts), f"{MARKER} {plan}"
     return {"messages": [*asked, {"role": "assistant", "content": answer}]}
 
 
@@ -98,5 +99,5 @@ def tokenizer() -> Any:
 
     some = pieces(TalkRow("", ({"role": "user", "content": ""},), ""))
     asked = ["Guests as they came: ", ", ", ". Tell of one of them.", some.reason, some.plan_heading]
-    said = ["user", "assistant", "The ", " sleeps.", f"{MARKER} "]
-    return tiny_tokenizer([*asked, *said, *ANIMALS])
+    answers = ["user", "assistant", "The ", " sleeps.", f"{MARKER} "]
+    return tiny_tokenizer([*asked, *answers, *ANIMALS])

@@ -35,6 +35,6 @@ def leaked(gold: str, header: str, prompt: Messages, n: int = N) -> float:
     if len(body) < n:
         lines = {tuple(words_of(line)) for m in prompt for line in m["content"].split("\n")}
         return float(bool(body) and tuple(body) in lines)
-    shown = {run for m in prompt for run in runs(words_of(m["content"]), n)}
+    prompt_runs = {run for m in prompt for run in runs(words_of(m["content"]), n)}
     mine = runs(body, n)
-    return sum(run in shown for run in mine) / len(mine)
+    return sum(run in prompt_runs for run in mine) / len(mine)

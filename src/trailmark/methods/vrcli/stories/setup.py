@@ -251,15 +251,15 @@ def split_rows(rows: Sequence[AnyRow], plan: Setup, path: Path) -> dict[str, lis
             path,
         )
     name = (lambda r: r.story_id) if plan.by == "book" else (lambda r: content_id(r.gold))
-    drawn = _drawn([name(r) for r in rows], plan.shares, plan.seed)
-    if drawn is None:
+    split_of = _drawn([name(r) for r in rows], plan.shares, plan.seed)
+    if split_of is None:
         what = "books" if plan.by == "book" else "different rows"
         hint = " Split with --by row, or add books." if plan.by == "book" else " Add rows."
         raise DataError(
             f"has {len(set(map(name, rows)))} {what} after the filters, and each of the three splits needs one.{hint}",
             path,
         )
-    return {split: [r for r in rows if drawn[name(r)] == split] for split in SPLITS}
+    return {split: [r for r in rows if split_of[name(r)] == split] for split in SPLITS}
 
 
 def _drawn(names: Sequence[str], shares: tuple[float, float], seed: int) -> dict[str, str] | None:
@@ -276,8 +276,8 @@ def _drawn(names: Sequence[str], shares: tuple[float, float], seed: int) -> dict
 
 def _given(rows: Sequence[AnyRow], plan: Setup, path: Path) -> dict[str, list[AnyRow]]:
     """The splits that the rows name. If no row is in val, some books of train are."""
-    said = {r.id: _split_name(r, path) for r in rows}
-    parts = {split: [r for r in rows if said[r.id] == split] for split in SPLITS}
+    split_of = {r.id: _split_name(r, path) for r in rows}
+    parts = {split: [r for r in rows if split_of[r.id] == split] for split in SPLITS}
     if not parts["val"]:
         books = sorted({r.story_id for r in parts["train"]})
         if len(books) > 1 and all(books):
@@ -336,8 +336,8 @@ def report(about: dict[str, Any]) -> list[str]:
     lines = [f"tokens: {about['tokens']}"]
     for split in SPLITS:
         a = about[split]
-        said = [f"{what} {a[what]['min']}–{a[what]['max']}, mean {a[what]['mean']:g} ± {a[what]['std']:g}"
+        lengths = [f"{what} {a[what]['min']}–{a[what]['max']}, mean {a[what]['mean']:g} ± {a[what]['std']:g}"
                 for what in ("prompt", "gold")]  # fmt: skip
         books = f" of {a['books']} books" if a["books"] else ""
-        lines.append(f"{split}: {a['rows']} rows{books}; {'; '.join(said)}; largest leak {100 * a['leak']:.2f} %")
+        lines.append(f"{split}: {a['rows']} rows{books}; {'; '.join(lengths)}; largest leak {100 * a['leak']:.2f} %")
     return lines

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.engines.base import Completion, Engine, EngineError, Request
@@ -27,14 +26,15 @@ from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat
 from trailmark.rollout.search import Plan, parse_plan
 from trailmark.rollout.search_episodes import search_episodes
-from trailmark.score.classes import must_share_tokenizer
-from trailmark.score.values import HeadValues, HttpValues, LogProb, Scorer, read_as
-from trailmark.seats.locate import is_address, locate, locate_value
-from trailmark.tasks.base import TaskSource, draw_tasks
+from trailmark.score.value_models import load_values
+from trailmark.score.values import HttpValues, LogProb, Scorer
+from trailmark.seats.locate import is_address
+from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode
 
 if TYPE_CHECKING:
-    from trailmark.evaluate.players import Wish
+    from trailmark.evaluate.options import PlayOptions
+    from trailmark.evaluate.players import Played
 
 
 class AnswerSearch(Engine):
@@ -67,10 +67,7 @@ class AnswerSearch(Engine):
 def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
     """The seat of a server with search: by the values of the server at `value`, or by the policy's own server."""
     engine: Any = seat.engine
-    if plan.width > 1 and seat.law.temperature == 0:
-        raise TrailmarkError(
-            f"eval --search {plan.kind}:{plan.width} needs a temperature above 0: at 0 all candidates are the same."
-        )
+    must_differ(seat, plan)
     if value is None:
         kind = "beam" if plan.kind == "beam" else "best_of"
         ends = {"step_ends": list(plan.step_ends)} if plan.kind == "beam" else {}
@@ -84,66 +81,44 @@ def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
     return dataclasses.replace(seat, engine=AnswerSearch(engine, plan.width, HttpValues(value)))
 
 
-def play_searched(
-    source: TaskSource, seat: Seat, wish: Wish, about: dict[str, Any]
-) -> tuple[list[Episode], dict[str, Any]]:
-    """The chosen episodes, and a record. Its key `beside` has the rows of plain episodes."""
-    ends = tuple(source.step_ends)
-    plan = parse_plan(wish.search or "", step_ends=ends, budget=wish.budget, tree=wish.tree)
+def play_searched(seat: Seat, wish: PlayOptions, made: Played) -> list[Episode]:
+    """Fill in the chosen episodes, and the rows of plain ones beside them. Returns the plain ones."""
+    source, about = made.source, made.about
+    plan = parse_plan(wish.search or "", step_ends=tuple(source.step_ends), budget=wish.budget, tree=wish.tree)
     if wish.chat or seat.kind == "remote":
         raise TrailmarkError("eval --search needs a model here, and no --chat: a server searches with serve --value.")
     if plan.kind == "best_of" and (wish.budget or wish.tree):
         raise TrailmarkError(
             "eval --search best_of plays whole episodes: --budget and --tree belong to beam and actions."
         )
-    if plan.width > 1 and seat.law.temperature == 0:
-        raise TrailmarkError(
-            f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are the same."
-        )
+    must_differ(seat, plan)
     scorer = pick_scorer(wish.value, plan, seat, wish.device)
     tasks, seed = draw_tasks(source, about["split"], about["n"], about["seed"]), about["seed"]
-    chosen, plain, spent = search_episodes(source, seat, plan, scorer, tasks, seed + 1)
+    made.episodes, plain, spent = search_episodes(source, seat, plan, scorer, tasks, seed + 1)
     if plan.kind != "best_of" and wish.samples > 1:
         plain = evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed).episodes
-    starts = max(1, len({e.task.id for e in chosen}))
-    record = {
-        **about,
-        "search": wish.search,
-        "value": wish.value,
-        "budget": wish.budget,
-        "searched_tokens": spent / starts,
-    }
+    starts = max(1, len({e.task.id for e in made.episodes}))
+    about |= {"search": wish.search, "value": wish.value, "budget": wish.budget, "searched_tokens": spent / starts}
     if plain and (plan.width > 1 or plan.kind != "best_of"):
         size = plan.width if plan.kind == "best_of" else wish.samples
-        record["beside"] = [summarise(plain, f"{size} plain samples")]
-    return chosen, record
+        made.beside = [summarise(plain, f"{size} plain samples")]
+    return plain
+
+
+def must_differ(seat: Seat, plan: Plan) -> None:
+    if plan.width > 1 and seat.law.temperature == 0:
+        raise TrailmarkError(
+            f"eval --search {plan.kind}:{plan.width} needs a temperature above 0: at 0 all candidates are the same."
+        )
 
 
 def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto") -> Scorer:
-    if value is None:
-        if plan.width > 1:
-            raise TrailmarkError(
-                "eval --search needs a value to choose by: --value RUN, or --value logp for the policy's own log-prob."
-            )
-        return LogProb()
-    if value == "logp":
+    if value is None and plan.width > 1:
+        raise TrailmarkError(
+            "eval --search needs a value to choose by: --value RUN, or --value logp for the policy's own log-prob."
+        )
+    if value is None or value == "logp":
         return LogProb()
     if is_address(value):
         return HttpValues(value)
     return load_values(value, seat.engine.tokenizer, device)
-
-
-def load_values(name: str | Path, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
-    """The value model of a run or folder (also OpenRLHF's), frozen. `tokenizer` is the policy's; the value model must
-    have the same. A reward model is read as the recipe of its run says (`read`)."""
-    from trailmark.config import ModelConfig
-    from trailmark.models.load import load_model
-    from trailmark.models.openrlhf_critic import in_our_layout
-
-    folder = locate_value(name)
-    with in_our_layout(folder) as ours:
-        lm = load_model(ModelConfig.model_validate({"name": str(ours), "device": device, "dtype": dtype})).freeze()
-    lm.name = str(folder)
-    if tokenizer is not None:
-        must_share_tokenizer(lm, tokenizer, str(name))
-    return HeadValues(lm, **read_as(locate(str(folder)).section("read")))

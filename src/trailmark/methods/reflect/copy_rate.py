@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trailmark.evaluate.stats import proportion
+from trailmark.stats.intervals import proportion
 from trailmark.types import Episode
 
 _LINE = re.compile(r"^(?:Action )?(\w{1,3})[.:)] (.+)$", re.MULTILINE)
@@ -47,12 +47,6 @@ def named(words: str, commands: Sequence[str]) -> str | None:
     ]
     inside = [f for f in found if not any(g[0] < f[0] and f[0] + f[1] <= g[0] + g[1] for g in found)]
     return max(inside)[2] if inside else None
-
-
-def hears_words(episodes: Sequence[Episode]) -> bool:
-    """Whether an actor may have seen the words of another seat."""
-    pairs = [(a, b) for e in episodes for a, b in zip(e.turns, e.turns[1:])]
-    return any(a.action is None and a.text.strip() and b.action is not None and a.seat != b.seat for a, b in pairs)
 
 
 def copy_rate(

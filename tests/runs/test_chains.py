@@ -11,7 +11,7 @@ from trailmark.config import resolve
 from trailmark.errors import DataError, RunBusy, RunError
 from trailmark.methods import get_method
 from trailmark.methods.reflect import method as reflect
-from trailmark.runs import continued as upkeep
+from trailmark.runs import chains as upkeep
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trailmark.errors import TaskError
-from trailmark.rollout.play import Desk, Protocol, Seat, play_starts, start_all
+from trailmark.rollout.play import Desk, Protocol, play_starts, start_all
 from trailmark.seats.open import open_script
+from trailmark.seats.seat import Seat
 from trailmark.tasks.base import World, has_oracle
 from trailmark.types import Episode, Task
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
-from trailmark.plain_files import read_json
 from trailmark.runs.checkpoints import is_checkpoint, listed, prune
+from trailmark.runs.named_models import read_models
 from trailmark.runs.store import Run, atomic_write, read_metrics, read_recipe
 
-MODELS = "models.json"  # file in a run: the folders that the model names of its recipe stood for
 PANELS = ("success", "reward", "loss")  # the default metrics of a curve
 COLOURS = ("#2f6fb3", "#c8501e", "#2a9d5c", "#8250a8", "#b08900", "#5b6770")
 
@@ -44,32 +43,15 @@ def origin(run: Path) -> tuple[Path, int] | None:
         "load.policy": (recipe.get("load") or {}).get("policy"),
         "model.name": (recipe.get("model") or {}).get("name"),
     }
-    key, said = next(((k, v) for k, v in named.items() if isinstance(v, str)), ("", ""))
+    key, name = next(((k, v) for k, v in named.items() if isinstance(v, str)), ("", ""))
     meant = read_models(run).get(key)
-    folder = Path(meant["folder"] if meant else said).resolve()
-    if not said or not folder.is_dir():
+    folder = Path(meant["folder"] if meant else name).resolve()
+    if not name or not folder.is_dir():
         return None
     at = folder if is_checkpoint(folder) else folder.parent
     if not is_checkpoint(at) or not at.name.isdigit() or not (at.parent.parent / "recipe.yaml").is_file():
         return None
     return at.parent.parent, int(at.name)
-
-
-def read_models(run: Path) -> dict[str, dict[str, str]]:
-    """What the model names of a run's recipe stood for when the run began (`seats/names.py` writes this file). Empty if
-    no name had to be fixed."""
-    file = run / MODELS
-    if not file.is_file():
-        return {}
-    try:
-        found = read_json(file)
-    except (OSError, ValueError) as problem:
-        raise DataError(f"cannot be read ({problem}).", file) from None
-    if not isinstance(found, dict) or not all(
-        isinstance(v, dict) and {"name", "folder"} <= v.keys() for v in found.values()
-    ):
-        raise DataError("must hold a name and a folder for each key of the recipe.", file)
-    return found
 
 
 def chain(run: str | Path) -> list[Link]:

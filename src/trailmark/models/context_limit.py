@@ -55,16 +55,16 @@ def rope_note(lm: LM) -> tuple[str, ...]:
     )
 
 
-def find_reach(lm: LM) -> tuple[int, tuple[str, ...]]:
+def find_limit(lm: LM) -> tuple[int, tuple[str, ...]]:
     """The longest sequence whose windows are computed as the model's own masks say, and a note if that is a limit."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=lm.device)
     with torch.no_grad(), watched() as seen:
         lm.base.base_model(input_ids=ids, use_cache=False)
-    if (reach := smallest(seen)) >= context_of(lm.base.config):
+    if (limit := smallest(seen)) >= context_of(lm.base.config):
         return UNLIMITED, ()
-    return reach, (
-        f"model '{lm.name}': a window of {reach} tokens is in its masks only, which Trailmark does not read: its "
-        f"context here is {reach} tokens",
+    return limit, (
+        f"model '{lm.name}': a window of {limit} tokens is in its masks only, which Trailmark does not read: its "
+        f"context here is {limit} tokens",
     )
 
 

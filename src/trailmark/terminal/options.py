@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 
@@ -48,7 +48,6 @@ Tokenizer = Annotated[
     str,
     typer.Option("--tokenizer", metavar="NAME", help="Tokenizer for labels and token counts: a folder, smollm2, tiny."),
 ]
-Served = Annotated[str | None, typer.Option("--served", metavar="NAME", help="The model's name on a server.")]
 
 
 @dataclass
@@ -89,13 +88,13 @@ class TeacherOptions:
             raise TrailmarkError(
                 f"--teacher '{self.teacher}' is neither 'offline' nor an address that begins with http."
             )
-        if self.model is None:
+        if not self.model:
             raise TrailmarkError(f"--teacher {self.teacher} needs --model, the model's name on that server.")
         return {"teacher": self.model, "temperature": self.temperature, "top_p": self.top_p}
 
     def open(self, answers: Path) -> Client | None:
         """The teacher, with a file of answers. None is the offline teacher."""
-        from trailmark.ask.engines import open_teacher
+        from trailmark.ask.client import open_teacher
 
         if self.teacher == "offline":
             return None
@@ -103,11 +102,13 @@ class TeacherOptions:
         return open_teacher(self.teacher, str(self.model), answers, **rest)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ServerOptions:
     """How a server is asked."""
 
-    served: Served = None
+    served: Annotated[
+        str | None, typer.Option("--served", metavar="NAME", help="The model's name on a server.")
+    ] = None
     header: Annotated[
         list[str] | None, typer.Option(help="HTTP header for a server: NAME=VALUE or NAME=env:VARIABLE.")
     ] = None
@@ -120,33 +121,54 @@ class ServerOptions:
 
     def section(self) -> dict[str, Any]:
         """As keys of a section `server` of a recipe."""
-        from trailmark.evaluate.players import pairs
-
         named = {"model": self.served} if self.served else {}
         return {**named, "headers": pairs(self.header or (), "--header"), "query": pairs(self.query or (), "--query"),
                 "api_key_env": self.key_env}  # fmt: skip
 
 
+def pairs(words: Sequence[str], option: str) -> dict[str, str]:
+    """Parse NAME=VALUE options. VALUE may be env:VARIABLE, so that a secret (Azure's `api-key`) need not be on the
+    command line."""
+    for word in words:
+        if "=" not in word:
+            raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
+    return {k.strip(): v for k, _, v in (w.partition("=") for w in words)}
+
+
 def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command whose parameters that are data classes of options (as above) are options, each field one of them. The
-    parameter's default has their defaults."""
+    """A command whose parameters that are data classes of options (as above) are options, each annotated field one of
+    them. The parameter's default has their defaults."""
     hints = get_type_hints(command, include_extras=True)
-    groups, shown = dict[str, tuple[type, list[str]]](), []
+    params = list[inspect.Parameter]()
     for p in inspect.signature(command).parameters.values():
         kind = hints[p.name]
-        if is_dataclass(kind):
-            said = get_type_hints(kind, include_extras=True)
-            groups[p.name] = kind, list(said)
-            shown += [p.replace(name=n, annotation=a, default=getattr(p.default, n)) for n, a in said.items()]
-        else:
-            shown.append(p.replace(annotation=kind))
+        each = _flat(kind, p.default) if is_dataclass(kind) else [(p.name, kind, p.default)]
+        params += [p.replace(name=name, annotation=kind, default=default) for name, kind, default in each]
 
     @functools.wraps(command)
     def run(**values: Any) -> Any:
-        made = {name: kind(**{n: values.pop(n) for n in names}) for name, (kind, names) in groups.items()}
-        return command(**made, **values)
+        return command(**{name: _made(hints[name], name, values) for name in hints if name != "return"})
 
-    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in shown}
+    run.__signature__ = inspect.Signature(params)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in params}
     del run.__wrapped__  # type: ignore[attr-defined]
     return run
+
+
+def _flat(kind: Any, default: Any) -> list[tuple[str, Any, Any]]:
+    """Name, annotation and default of each option of a data class, and of those in it."""
+    out = []
+    for name, inner in get_type_hints(kind, include_extras=True).items():
+        if is_dataclass(inner):
+            out += _flat(inner, getattr(default, name))
+        elif get_origin(inner) is Annotated:
+            out.append((name, inner, getattr(default, name)))
+    return out
+
+
+def _made(kind: Any, name: str, values: dict[str, Any]) -> Any:
+    if not is_dataclass(kind):
+        return values[name]
+    hints = get_type_hints(kind, include_extras=True).items()
+    options = {n: hint for n, hint in hints if is_dataclass(hint) or get_origin(hint) is Annotated}
+    return kind(**{n: _made(hint, n, values) for n, hint in options.items()})

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trailmark.evaluate.distributions import normal_cdf, normal_quantile, t_quantile
+from trailmark.stats.distributions import normal_cdf, normal_quantile, t_quantile
 
 LEVEL, DRAWS = 0.95, 2000
 _BLOCK = 4_000_000  # most bootstrap indices held at once

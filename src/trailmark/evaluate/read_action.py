@@ -80,8 +80,8 @@ class Menu:
     def read(self, text: str) -> str | None:
         text = _ENDS.sub("", text.replace("：", ":"))
         text = self._without_menu(_THOUGHT.sub("\n", text)[-_MOST:])
-        for said in _marked(text, self.labels):
-            return self._phrase(said) or self._prose(said)
+        for phrase in _marked(text, self.labels):
+            return self._phrase(phrase) or self._prose(phrase)
         lines = {found for line in text.splitlines() if (found := self._whole(line)) is not None}
         if lines:
             return lines.pop() if len(lines) == 1 else None
@@ -105,16 +105,16 @@ class Menu:
 
     # --- a phrase: the text after a mark, or a line
 
-    def _phrase(self, said: str) -> str | None:
+    def _phrase(self, text: str) -> str | None:
         """The action that a phrase begins with, after words such as "I will". The rest is a reason."""
-        return self._start(said, _AFTER, _AFTER_LABEL)
+        return self._start(text, _AFTER, _AFTER_LABEL)
 
-    def _whole(self, said: str) -> str | None:
+    def _whole(self, text: str) -> str | None:
         """The action of a line that holds nothing else but punctuation."""
-        return self._start(said, _ALONE, _ALONE)
+        return self._start(text, _ALONE, _ALONE)
 
-    def _start(self, said: str, after: re.Pattern[str], after_label: re.Pattern[str]) -> str | None:
-        rest = re.sub(r"^[\s>•+$-]+(?=\S)", "", said[:1000].translate(_DROPPED)).strip()
+    def _start(self, text: str, after: re.Pattern[str], after_label: re.Pattern[str]) -> str | None:
+        rest = re.sub(r"^[\s>•+$-]+(?=\S)", "", text[:1000].translate(_DROPPED)).strip()
         for _ in range(12):  # "I choose option B": remove word after word until an action begins
             found = self._command(rest, after) or self._label(rest, after_label)
             if found is not None:
@@ -124,20 +124,20 @@ class Menu:
                 rest = rest[word.end() :]
         return None
 
-    def _command(self, said: str, after: re.Pattern[str]) -> str | None:
+    def _command(self, text: str, after: re.Pattern[str]) -> str | None:
         """The longest command that a phrase begins with."""
-        said = re.sub(f"^{_OPEN}", "", said)
-        folded = _lower(re.sub(r"[ \t]+", " ", said))
+        text = re.sub(f"^{_OPEN}", "", text)
+        folded = _lower(re.sub(r"[ \t]+", " ", text))
         for size in dict.fromkeys(len(c) for c, _, _ in self._commands):
             same = [(a, x) for c, a, x in self._commands if len(c) == size and folded.startswith(c)]
             rest = re.sub(f"^{_CLOSE}", "", folded[size:])
             if same and after.match(rest):
-                return _one(same, re.sub(r"[ \t]+", " ", said)[:size])
+                return _one(same, re.sub(r"[ \t]+", " ", text)[:size])
         return None
 
-    def _label(self, said: str, after: re.Pattern[str]) -> str | None:
+    def _label(self, text: str, after: re.Pattern[str]) -> str | None:
         """The label that a phrase begins with. If a command follows, it must be the label's own."""
-        word = re.match(rf"{_OPEN}(\w+){_CLOSE}(.*)", said, re.DOTALL)
+        word = re.match(rf"{_OPEN}(\w+){_CLOSE}(.*)", text, re.DOTALL)
         label = word and self._known(word[1])
         if not word or label is None:
             return None
@@ -215,7 +215,7 @@ def _marked(text: str, labels: Sequence[str]) -> Iterator[str]:
             for m in re.finditer(r"(?<![\w])action\s+[\"'`*(]*(\w+)[\"'`*)]*\s*[:.)](?=\s)(.*)", text, re.I):
                 if m[1] in labels:
                     found.append((m.start(), f"{m[1]}: {m[2]}"))
-        if found := [(at, said) for at, said in found if said.strip()]:
+        if found := [(at, phrase) for at, phrase in found if phrase.strip()]:
             yield max(found)[1]
             return
 

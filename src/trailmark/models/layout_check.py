@@ -16,7 +16,7 @@ from trailmark.models.lm import LM
 from trailmark.types import Sample
 
 
-def probe(lm: LM, shape: Shape = "tree", length: int = 24) -> str:
+def check_layout(lm: LM, shape: Shape = "tree", length: int = 24) -> str:
     """'' if the layout is exact for this model, else what went wrong."""
     draw = np.random.default_rng(0)
     top = min(lm.vocab, 1000)
@@ -75,7 +75,7 @@ def decodes(lm: LM, prompt: int = 5, more: int = 3) -> str:
     if lm.decodes is None:
         if lm.leaks is None:  # a model that was not loaded by `load_model`
             before, lm.compiled.wanted = lm.compiled.wanted, False  # one look is not worth compiling for
-            probe(lm, "flat")
+            check_layout(lm, "flat")
             lm.compiled.wanted = before
         # A small effect of a state may be lost in the rounding below. A gradient that leaks is never small enough.
         if lm.leaks:
@@ -111,7 +111,7 @@ def richest_layout(lm: LM) -> tuple[str, tuple[str, ...]]:
     notes = []
     shapes: tuple[Shape, ...] = ("tree", "flat")
     for shape in shapes:
-        wrong = probe(lm, shape)
+        wrong = check_layout(lm, shape)
         if not wrong:
             return shape, tuple(notes)
         notes.append(f"model '{lm.name}': {shape} packing is not exact for this model and is not used: {wrong}")

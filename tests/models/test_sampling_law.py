@@ -11,10 +11,10 @@ import torch
 from scipy.stats import chi2, chi2_contingency
 
 from trailmark.engines.base import draw_key
-from trailmark.models import law as law_module
+from trailmark.models import sampling
 from trailmark.models.forward import _number
-from trailmark.models.law import NEVER, entropy, gumbel, law_logits, working
 from trailmark.models.readout import Readout
+from trailmark.models.sampling import NEVER, entropy, gumbel, law_logits, working
 from trailmark.types import SamplingLaw
 
 VOCAB = 9
@@ -392,7 +392,7 @@ def test_little_noise_is_the_noise_of_much(dtype, monkeypatch):
     keys = torch.tensor([*edges, *(draw_key(3, "k", n) for n in range(60))])
     places, ids = torch.arange(64) * 97, torch.tensor([*range(300), 151_935, 262_143])
     little = gumbel(keys, places, ids, dtype)
-    monkeypatch.setattr(law_module, "SMALL", 0)
+    monkeypatch.setattr(sampling, "SMALL", 0)
     much = gumbel(keys, places, ids, dtype)
     assert little.dtype == much.dtype == dtype and torch.equal(little, much)
     assert len(little.unique()) > 0.99 * little.numel() and torch.isfinite(little).all()

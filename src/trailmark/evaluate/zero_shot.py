@@ -4,11 +4,11 @@ read.
     plain    one message: state and menu -> thoughts, a plan, and "Action: " with a label or a command
     react    two: state -> an analysis; state, analysis and menu -> "Action: " with a label or a command
 
-Starts and horizon are those of trained players, and every decision starts a new conversation, as theirs does. `replies`
-finds the action that is meant. If a reply names no action, or several, a listed label is drawn at random and counted as
-`guessed`. So a model that says nothing useful plays at random, and its row shows that. The same protocol works with a
-model in this process and with a server; our own server samples the same tokens. Worlds that list no actions do not need
-this: there the answer is the action (`rollout.play.solo`).
+Starts and horizon are those of trained players, and every decision starts a new conversation, as theirs does.
+`read_action` finds the action that is meant. If a reply names no action, or several, a listed label is drawn at random
+and counted as `guessed`. So a model that says nothing useful plays at random, and its row shows that. The same protocol
+works with a model in this process and with a server; our own server samples the same tokens. Worlds that list no
+actions do not need this: there the answer is the action (`rollout.play.solo`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from trailmark import chat
 from trailmark.errors import TrailmarkError
-from trailmark.evaluate.replies import read_reply
+from trailmark.evaluate.read_action import read_reply
 from trailmark.rollout.play import Desk, Protocol
 from trailmark.tasks.base import Observation, TaskSource, draw_tasks
 from trailmark.types import Episode
@@ -45,7 +45,7 @@ def read_choice(text: str, labels: Sequence[str], draw: random.Random, actions: 
 
 
 @dataclass
-class Prompted:
+class ZeroShot:
     """The protocol. It counts the decisions of each episode that were drawn at random."""
 
     react: bool = False
