@@ -58,7 +58,8 @@ def one_sentence(said):
     "reward, said",
     [
         ("{}", "key 'reward': needs a key 'kind' that says what it is: function, likelihood, model, several."),
-        ("{kind: oracle}", "key 'reward': has the unknown 'kind' 'oracle'. Known: function, likelihood, model, several."),
+        ("{kind: oracle}", "key 'reward': has the unknown 'kind' 'oracle'. Known: function, likelihood, model, "
+         "several."),
         ("{kind: model}", "key 'reward': a judge of kind model needs either server or model: who is asked?"),
         ("{kind: model, model: {name: tiny}, rubrik: x}", "key 'reward.rubrik': is not known. Did you mean 'rubric'?"),
         ("{kind: model, model: {nam: tiny}}", "key 'reward.model.nam': is not known. Did you mean 'name'?"),
