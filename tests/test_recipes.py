@@ -99,9 +99,17 @@ LAPTOP = {  # recipe -> overrides with which two steps run
 }
 
 
-@pytest.fixture
-def shell(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the files that recipes name."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_files()
+    return folder
+
+
+def write_files():
     done = CliRunner().invoke(app, ["data", "gold", "arith", "arith.jsonl", "level=2", "--n", "40"])
     assert done.exit_code == 0, done.output
     right = '{"prompt": "1+1=?\\n", "response": "1+1=2\\n#### 2", "reward": 1}\n'
@@ -123,6 +131,12 @@ def shell(tmp_path, monkeypatch):
     few = ["--train", "4", "--val", "2", "--test", "1", "--lessons", "6"]
     done = CliRunner().invoke(app, ["data", "hints", *few])
     assert done.exit_code == 0, done.output
+
+
+@pytest.fixture
+def shell(made, tmp_path, monkeypatch):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return CliRunner()
 
 
