@@ -45,7 +45,7 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "vrcli-hint-scorer": ["batch=2"],
     "vrcli-hint-sft": ["batch=2", "model.name=tiny", "model.shape.context=2048"],
     "vrcli-novels-laptop": ["n=2"],
-    "arith-grpo": ["model.name=tiny"],
+    "arith-grpo": ["model.name=tiny", "prompts_per_step=2", "n=2"],
     "oreo-arith-data": ["model.name=tiny", "collect.prompts=2", "collect.n=2"],
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "preference-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
@@ -94,8 +94,8 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "preference-puzzle": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "step-rl-puzzle": ["model.name=tiny", "rewards={right: 1.0, model: null, classes: null}", "prompts_per_step=2"],
     "reflect-sft": ["data=texts.jsonl"],
-    "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.prompts=2"],
-    "reflect-taxi-full": ["sft.reflector=1", "sft.policy=1", "teacher.prompts=2", "final.n=5"],
+    "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.prompts=2", "rl.prompts_per_step=4", "final.n=5"],
+    "reflect-taxi-full": ["sft.reflector=1", "sft.policy=1", "teacher.prompts=2", "rl.prompts_per_step=4", "final.n=5"],
 }
 
 
