@@ -45,7 +45,7 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "vrcli-hint-scorer": ["batch=2"],
     "vrcli-hint-sft": ["batch=2", "model.name=tiny", "model.shape.context=2048"],
     "vrcli-novels-laptop": ["n=2"],
-    "arith-grpo": ["model.name=tiny"],
+    "arith-grpo": ["model.name=tiny", "prompts_per_step=2", "n=2"],
     "oreo-arith-data": ["model.name=tiny", "collect.prompts=2", "collect.n=2"],
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "preference-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
@@ -94,14 +94,22 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "preference-puzzle": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "step-rl-puzzle": ["model.name=tiny", "rewards={right: 1.0, model: null, classes: null}", "prompts_per_step=2"],
     "reflect-sft": ["data=texts.jsonl"],
-    "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.prompts=2"],
-    "reflect-taxi-full": ["sft.reflector=1", "sft.policy=1", "teacher.prompts=2", "final.n=5"],
+    "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.prompts=2", "rl.prompts_per_step=4", "final.n=5"],
+    "reflect-taxi-full": ["sft.reflector=1", "sft.policy=1", "teacher.prompts=2", "rl.prompts_per_step=4", "final.n=5"],
 }
 
 
-@pytest.fixture
-def shell(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the files that recipes name."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_files()
+    return folder
+
+
+def write_files():
     done = CliRunner().invoke(app, ["data", "gold", "arith", "arith.jsonl", "level=2", "--n", "40"])
     assert done.exit_code == 0, done.output
     right = '{"prompt": "1+1=?\\n", "response": "1+1=2\\n#### 2", "reward": 1}\n'
@@ -123,6 +131,12 @@ def shell(tmp_path, monkeypatch):
     few = ["--train", "4", "--val", "2", "--test", "1", "--lessons", "6"]
     done = CliRunner().invoke(app, ["data", "hints", *few])
     assert done.exit_code == 0, done.output
+
+
+@pytest.fixture
+def shell(made, tmp_path, monkeypatch):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return CliRunner()
 
 
