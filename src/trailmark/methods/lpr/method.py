@@ -13,8 +13,8 @@ answer is right, else 0.
     prm-1            the process reward model f, a run of method `reward_model`: L = -log f(r_e | x, state)
     scores-1         what it says of every step of every solution
     worsened-1       right solutions that the seat `worsener` made worse (where the recipe has `worsen`)
-    pairs-1          r_p(tau) = prod_t f(class >= C | x, steps 1..t), and the pairs
-                         D_o = {(a, b): r_f(a) > r_f(b)}
+    pairs-1          r_p(tau) = prod_t f(class >= C | x, steps 1..t), and the pairs of each question
+                         D_o = {(a, b): r_f(a) > r_f(b)}, of the `best_of` and `max_wrong` best
                          D_p = {(a, b): r_f(a) = r_f(b) = 1, r_p(a) - r_p(b) > margin}
     policy-1         DPO on D_o + D_p, a run of method `preference`:
                          L = -log sigmoid(beta (log pi(a)/ref(a) - log pi(b)/ref(b)))
@@ -23,13 +23,18 @@ answer is right, else 0.
 
 The paper's equations, and where they are:
 
-    r_f(tau), the outcome                              `methods/lpr/method.py:right_ones`
+    r_f(tau), the outcome                              `episodes.py:won` (of letters: `answers.py:leaf_value`)
     r_e(state) = sum_i r_f(completion i)               `methods/lpr/states.py:state_values`
     L_PRM = -log f(r_e | x, state)                     `objectives/classify.py:Classify.terms`
     r_p(tau) = prod_t f(class >= C | x, steps 1..t)    `methods/lpr/pairs.py:solution_rewards`
     D_o and D_p                                        `methods/lpr/pairs.py:question_pairs`
     L_DPO on D_o + D_p                                 `objectives/pairwise.py:Pairwise.terms`
-    step PPO: rewards at the ends of steps, less the KL to the reference    `methods/step_rl.py:ppo_credit`
+    votes of n answers; the best of n by r_p           `evaluate/choices.py:vote`, `evaluate/choices.py:best_of`
+    step PPO: rewards at the ends of steps             `methods/step_rl.py:on_tokens`
+      less the KL to the reference; GAE                `methods/step_rl.py:ppo_credit`
+      its losses   `objectives/clipped.py:Clipped.terms`, `objectives/value.py:Value.terms`
+    step GRPO      `methods/step_rl.py:against_group`, `methods/step_rl.py:grpo_credit`
+    ReMax          `methods/step_rl.py:remax_credit`
 
 Each is a stage. The lists below say what each reads: keys of the recipe, stages before it, files from elsewhere. It is
 done once and made again when one of these changes. Stages that nothing needs are left out: pairs by outcome need no
@@ -391,7 +396,7 @@ def scores(r: Round, folder: Path, steps: bool = False) -> Made:
     completions."""
     place = r.at("prm")
     lm = load_frozen(r.config.model, locate_value(place), r.tokenizer, str(place))
-    check_classes(lm, HEAD, r.read().classes)
+    check_classes(lm, HEAD, r.read().classes)  # those >= C
     lm.name = name_in_run(lm.name, r.run)
     every = [*r.solved(), *(r.steps_of_completions() if steps else [])]
     write_notes(folder / "scores.jsonl", output_notes(step_outputs(lm, every, HEAD, SEAT), source_of(lm)))

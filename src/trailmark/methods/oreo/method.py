@@ -9,9 +9,16 @@ The paper's equations, and where they are (l_i is the log-ratio above, sg a stop
     V*(s) - V*(s') = r - beta log pi*/ref         soft Bellman     summed from t on: the line above
     L_V  = mean_t (V(s_t) - R + beta sum_{i>=t} l_i)^2             `objectives/soft_bellman.py:SoftBellman._value`
     L_pi = mean_t (V(s_t) - R + beta l_t + sg[beta sum_{i>t} l_i])^2  `objectives/soft_bellman.py:SoftBellman._policy`
-           and its variants: steps, whole responses, no stop-gradient  `objectives/soft_bellman.py:SoftBellman._policy`
+           its variants: step, response, one step, no stop-gradient  `objectives/soft_bellman.py:SoftBellman._policy`
     L_reg = alpha KL(pi || ref)                                    `objectives/soft_bellman.py:SoftBellman._regulariser`
-    beam search and the best of K actions by V                     `methods/oreo/method.py:OreoMethod.searched`
+    mean_t over a trajectory, then the batch; states, actions, R   `methods/oreo/data.py:trajectory_samples`
+    the steps of a response                                        `steps.py:mark_steps`
+    alpha learnt so that the KL meets a target                     `objectives/soft_bellman.py:SoftBellman.learn`
+    data: plays of each start, or as many right as wrong           `methods/oreo/data.py:collect_balanced`
+    collect, train, and again                                      `methods/oreo/rounds.py:OreoRoundsMethod`
+    beam search, and the best of K actions, by V                   `rollout/search.py:_Search.beam`
+    the best of N whole answers by V                               `rollout/search_episodes.py:best_by_value`
+    V* and pi* in closed form, on small problems                   `tasks/solved.py:solve_soft`
 
 Each step takes a batch of trajectories. The value moves towards the right-hand side, and the policy moves so that the
 two sides meet (`objectives/soft_bellman.py` has the variants). Both losses are computed from the models before the

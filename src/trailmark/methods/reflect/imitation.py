@@ -4,7 +4,7 @@ policy its actions.
 A stage is an ordinary run of method `reflect_imitation` in RUN/reflector or RUN/policy, with its own learner,
 optimiser and schedule. It can be reported, evaluated and served like any other run.
 
-Imitation and play build their prompts with the same functions (`reflect_play.Talk`). Before training, everything that
+Imitation and play build their prompts with the same functions (`play.Talk`). Before training, everything that
 would not fit is counted: reflections longer than `thought`, states that would lose their middle, lists of actions that
 leave no room. Lessons are never cut. Instead the recipe is refused, and the error says how many lessons are too long,
 the first of them, and which keys to raise.

@@ -22,11 +22,16 @@ The paper's equations, and where they are:
     -(1/N) sum_n A_n log pi(a_n | prompt_n)     policy gradient, pg  `objectives/weighted_logp.py:WeightedLogp.terms`
     -(1/N) sum_n min(rho_n A_n, clip(rho_n, 1 - c, 1 + c) A_n)  ppo  `objectives/clipped.py:Clipped.terms`
     (V - G)^2                                   critic               `objectives/value.py:Value.terms`
+    r_k, success                                reward               `tasks/taxi.py:TaxiWorld.step`
+    where level i of a curriculum begins        curriculum           `methods/reflect/curriculum.py:level_starts`
+    best action, at times a random one          data                 `methods/reflect/plays.py:_play`
+    success rate                                evaluation           `methods/reflect/imitation.py:Players.evaluate`
 
-There is no discount (G is the reference's cost to go with the opposite sign). The sums are over the N decisions of the
-batch. A uses V if there is a critic, and mean G with `baseline: batch`. rho = pi / pi_old; both are under the sampling
-law that drew the label, so rho is exactly 1 in the first epoch. For replayed plays, pi_old is the probability at the
-time of play.
+There is no discount (G is the reference's cost to go with the opposite sign). N is the number of decisions in the
+batch; for the reflector it is the number of trained tokens. Only answers are trained (`Players.sample`). A uses V if
+there is a critic, and mean G of fresh plays with `baseline: batch`. rho = pi / pi_old; both are under the sampling law
+that drew the label, so rho is exactly 1 in the first epoch. For replayed plays, pi_old is the probability at the time
+of play.
 
 What differs from the reference: the reflector learns to stop. Dropout is off in rollouts. Labels are the oracle's, not
 those of the mostly random behaviour (`teacher.label`). Choices are restricted to the listed labels (`head`). States

@@ -4,11 +4,17 @@ rules out other explanations of an improvement.
 The paper's equations, and where they are (x is what the policy reads, y the gold text, a the plan; the reader G is
 frozen; training itself is `policy_gradient`):
 
+    a, what follows the last marker of an answer                  `score/likelihood.py:after_markers`
+    sum_t log p_G(y_t | x, y_<t), over the scored tokens of y     `score/likelihood.py:likelihoods`
     PPL_G(y | x) = exp(-1/|y| sum_t log p_G(y_t | x, y_<t))       `score/gold.py:Likelihood.perplexity`
     I(x, y, a) = 100 (1 - PPL_G(y | x, a) / PPL_G(y | x))         `score/likelihood.py:improvement`
     R(I): 0, 0.5, 0.9 or 1, by the size of I                      `score/likelihood.py:gain_reward`
+    all of these for the plans of a batch: their rewards          `methods/vrcli/judge.py:LikelihoodJudge.judge`
     A_i = (R_i - mean R) / std R, of the plans of one row (GRPO)  `credit/groups.py:group_relative`
     -1/N sum min(rho A, clip(rho, 1 - c, 1 + c) A) + beta KL      `objectives/clipped.py:Clipped.terms`
+    1/N: in each answer, then over answers (`mean: sequence`)     `samples.py:build_samples`
+    KL is k3                                                      `objectives/kl.py:kl`
+    P(A beats B) = s_A / (s_A + s_B), of judges' votes            `methods/vrcli/pairwise.py:strengths`
 
 Each row of the comparison is a file evaluation/NAME.jsonl:
 
