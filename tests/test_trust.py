@@ -194,9 +194,12 @@ INNER = "from . import helper\nfrom next_door import other\nfrom pathlib import 
 INNER += "Path('RAN').touch()\ndef score(prompt, answer, row):\n    return 1.0\n"
 
 
-@pytest.mark.parametrize("changed", ["pack/__init__.py", "pack/helper.py", "next_door/__init__.py", "next_door/other.py"])
+PACKAGES = ("pack/__init__.py", "pack/helper.py", "next_door/__init__.py", "next_door/other.py")
+
+
+@pytest.mark.parametrize("changed", PACKAGES)
 def test_code_whose_package_has_changed_is_not_run_again(downloaded, changed):
-    for file in ("pack/__init__.py", "pack/helper.py", "next_door/__init__.py", "next_door/other.py"):
+    for file in PACKAGES:
         Path(file).parent.mkdir(exist_ok=True)
         Path(file).write_text("")
     Path("pack/inner.py").write_text(INNER)
