@@ -190,19 +190,23 @@ def test_from_python_a_run_is_asked_about_and_a_name_is_not(downloaded):
     assert Path("RAN").exists()
 
 
-INNER = "from . import helper\nfrom beside import other\nfrom pathlib import Path\n"
+INNER = "from . import helper\nfrom next_door import other\nfrom pathlib import Path\n"
 INNER += "Path('RAN').touch()\ndef score(prompt, answer, row):\n    return 1.0\n"
 
 
-@pytest.mark.parametrize("changed", ["pack/__init__.py", "pack/helper.py", "beside/__init__.py", "beside/other.py"])
+PACKAGES = ("pack/__init__.py", "pack/helper.py", "next_door/__init__.py", "next_door/other.py")
+
+
+@pytest.mark.parametrize("changed", PACKAGES)
 def test_code_whose_package_has_changed_is_not_run_again(downloaded, changed):
-    for file in ("pack/__init__.py", "pack/helper.py", "beside/__init__.py", "beside/other.py"):
+    for file in PACKAGES:
         Path(file).parent.mkdir(exist_ok=True)
         Path(file).write_text("")
     Path("pack/inner.py").write_text(INNER)
     rename(EVIL["inner"])
-    again = lambda: [sys.modules.pop(m) for m in [*sys.modules] if m.split(".")[0] == "beside"]
+    again = lambda: [sys.modules.pop(m) for m in [*sys.modules] if m.split(".")[0] == "next_door"]
     words = ["train", "made/recipe.yaml", "out=again", "--dry-run"]
+    again()
     for more, code in ((["--trust"], 0), ([], 0)):
         done = call(*words, *more)
         assert done.exit_code == code and Path("RAN").exists(), done.stderr

@@ -182,7 +182,7 @@ def test_a_run_learns_the_end_and_leaves_the_prompt_alone(tmp_path):
     prompt = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nno<|im_end|>\n<|im_start|>user\nb<|im_end|>\n"
     asked = tuple(ids(tok, prompt + "<|im_start|>assistant\n"))
     ((said,),) = run(LocalEngine(lm, 1, 96), [Request(asked, SamplingLaw(0.0), 1, 16, (tok.eos_token_id,))])
-    assert (said.text, said.stop, said.tokens[-1]) == ("xyz", "stop", tok.eos_token_id)
+    assert (said.text, said.stop, said.tokens[-1]) == ("xyz", "stopped", tok.eos_token_id)
     masks = verify(tmp_path / "run")["masks"]
     assert masks.status == "pass" and "the last message, with its end" in masks.what
     assert np.isclose(masks.numbers["trained"], 8)

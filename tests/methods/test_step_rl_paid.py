@@ -166,7 +166,7 @@ def test_credit_of_ppo(stop, end):
     """lam 0: delta_t = r_t + gamma V_{t+1} - V_t, where a cut answer goes on with what the critic says of its end."""
     streams = {"reward": [0.0, 0.0, 1.0], "old": [0, 0, 0], "ref": [-1, 0, 1], "value": [0.1, 0.2, 0.3]}
     s = sample(**streams, after=[0.4, 0.5, 0.6])
-    got = ppo_credit(s, stop == "length", kl=0.1, gamma=0.5, lam=0.0)
+    got = ppo_credit(s, written("a", stop=stop).cut_off, kl=0.1, gamma=0.5, lam=0.0)
     delta = [-0.1 + 0.5 * 0.2 - 0.1, 0.5 * 0.3 - 0.2, 1.1 + 0.5 * end - 0.3]
     assert got.streams["advantage"].tolist() == pytest.approx([0, 0, *delta], abs=1e-12)
     returns = [d + v for d, v in zip(delta, streams["value"])]

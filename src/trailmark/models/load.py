@@ -214,7 +214,7 @@ def _load_heads(lm: LM, folder: Path) -> None:
 
 
 def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequence[str]) -> tuple[Any, Any]:
-    from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
+    from trailmark.models.tiny import build, tiny_tokenizer
 
     if config.name == "tiny" and config.quant != "none":
         raise ModelError("model.quant has no meaning for a tiny model: set it to none")
@@ -227,8 +227,7 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
                 f"model.shape.vocab is {vocab}, but the tokenizer has {len(tokenizer)} tokens: raise it or leave it out"
             )
         need_weights(parameters(shape, vocab), "model.shape", max(dtype.itemsize, 4), device, shape.layers)
-        shaped = tiny_config(vocab=vocab, **shape.model_dump(exclude={"vocab"}))
-        return build(shaped, config.seed, dtype, device), tokenizer
+        return build(_shaped(shape, vocab), config.seed, dtype, device), tokenizer
     if config.quant != "none":
         _check_quant(config, device)
     path = _fetched(config.name)
@@ -460,13 +459,19 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     return {"family": shaped.model_type, "parameters": count, "context": context_of(shaped)}
 
 
+def _shaped(shape: ModelShape, vocab: int) -> Any:
+    from trailmark.models.tiny import tiny_config
+
+    return tiny_config(**{name: getattr(shape, name) for name in type(shape).model_fields} | {"vocab": vocab})
+
+
 def shape_of(config: ModelConfig) -> Any:
     """The transformers config of a model, without network and without weights."""
     from trailmark.models.tiny import tiny_config, tiny_tokenizer
 
     if config.shape or config.name == "tiny":
         shape = config.shape or ModelShape()
-        return tiny_config(vocab=shape.vocab or len(tiny_tokenizer()), **shape.model_dump(exclude={"vocab"}))
+        return _shaped(shape, shape.vocab or len(tiny_tokenizer()))
     if Path(config.name).is_dir():
         return _config(find_base(Path(config.name)).path if is_adapter(config.name) else config.name, here=True)
     if config.name == "smollm2":
