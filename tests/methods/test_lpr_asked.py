@@ -34,6 +34,9 @@ def spoil(prompt, draw):
     assert prompt.startswith("Spoil it.") and "I see" in prompt and "Finish[The answer is B.]" in prompt
     return "Thought 1: I misread it.\\nAction 1: Finish[The answer is A.]"
 
+def wrong(prompt, draw):
+    return " I guess.\\nAction 1: Finish[The answer is A.]"
+
 def repeat(prompt, draw):
     return prompt[prompt.rindex("Thought 1:"):].strip()
 """
@@ -130,6 +133,13 @@ def test_a_worsener_that_changes_nothing_is_told(given):
     more = {"seats": seat(given, "worsener", "repeat"), "worsen": {}}
     with pytest.raises(DataError, match=r"stage 'worsened-1': none of \d+ worse versions can be used: \d+ the same"):
         launch(LprMethod, resolve({**given, **more}, LprRecipe))
+
+
+def test_no_worsener_is_asked_where_no_solution_is_right(given):
+    seats = {**seat(given, "worsener", "spoil"), "policy": {"kind": "scripted", "function": "who.py:wrong"}}
+    with pytest.raises(DataError, match="stage 'rewritten-1': no solution is right, so that none can be made worse"):
+        launch(LprMethod, resolve({**given, "seats": seats, "worsen": {}}, LprRecipe))
+    assert not Path("asked.txt").exists()
 
 
 def test_a_worsener_without_its_section_is_refused(given):
