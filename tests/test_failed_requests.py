@@ -226,10 +226,10 @@ def lpr(stage, *before):
             "method": "lpr", "out": str(at / "run"), "steps": 1, "sample": {"n": 3}, "sampling": {"max_tokens": 200},
             "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 1024}},
             "task": {"name": "logic", "options": {"dataset": "choice", "path": str(at / "q_train.jsonl")}},
-            "seats": {"policy": seat, "teacher" if stage == "lessons" else "worsener": seat},
-            **(taught if stage == "lessons" else {"worsen": {"instruction": "Spoil it."}}),
+            "seats": {"policy": seat, "teacher" if stage == "written" else "worsener": seat},
+            **(taught if stage == "written" else {"worsen": {"instruction": "Spoil it."}}),
             "clean": {"split": "react"}, "states": {"start": 0.0, "ratio": 1.0}, "preference": {"steps": 1},
-            "pairs": {"process": stage != "worsened"},
+            "pairs": {"process": stage != "rewritten"},
         }  # fmt: skip
         (at / "r.yaml").write_text(json.dumps(recipe))
         for name in before:
@@ -338,10 +338,10 @@ def studied(at, url):
 EVERY = {"every": 1, "split": "val"}
 PLAYS = judged(method="policy_gradient", prompts_per_step=1, n=2)
 STAGES = {
-    "lpr lessons": lpr("lessons"),
+    "lpr written": lpr("written"),
     "lpr solutions": lpr("solutions"),
     "lpr completions": lpr("completions", "solutions", "cleaned", "states"),
-    "lpr worsened": lpr("worsened", "solutions", "cleaned"),
+    "lpr rewritten": lpr("rewritten", "solutions", "cleaned"),
     "oreo_rounds collect": rounds,
     **{f"{name} steps": judged(method=name, prompts_per_step=4, n=2) for name in ("policy_gradient", "step_rl")},
     **{f"{name} eval": judged(method=name, eval=EVERY) for name in ("oreo", "preference")},

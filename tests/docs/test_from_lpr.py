@@ -212,7 +212,7 @@ def test_questions_of_one_s_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_questions(tmp_path)
     said = shell("train", "my-lpr.yaml", "--dry-run")
-    assert "seat teacher: my_teacher.py:solve" in said and "# stages: lessons, sft, " in said
+    assert "seat teacher: my_teacher.py:solve" in said and "# stages: written, lessons, sft, " in said
     rows = [(tmp_path / f"ages/{split}.jsonl").read_text().splitlines() for split in ("train", "test")]
     assert [len(r) for r in rows] == [520, 200] and not set(rows[0]) & set(rows[1])
 

@@ -97,7 +97,7 @@ def test_every_listed_value_is_taken_or_refused_with_a_sentence(name, monkeypatc
 )
 def test_the_papers_recipe_can_be_told_otherwise(name, word):
     config = methods.resolve_recipe(load_recipe(RECIPES / f"{name}.yaml", [word]))
-    assert LprMethod.check(config)[0].startswith("stages: lessons, sft, solutions-1")
+    assert LprMethod.check(config)[0].startswith("stages: written, lessons, sft, solutions-1")
     read = Round(config, Run(Path(config.out))).read().classes
     assert read == {"prm.kind=pairwise": None, "prm.kind=scalar": None, "complete.n=2": [2]}.get(word, [1])
 

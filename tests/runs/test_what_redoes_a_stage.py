@@ -13,6 +13,7 @@ from trailmark import methods
 from trailmark.config import Config, dump, resolve
 from trailmark.errors import TrailmarkError
 from trailmark.methods import get_config
+from trailmark.methods.pipeline import some
 from trailmark.runs import stages as pipeline
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run
@@ -221,8 +222,30 @@ def states(config):
 @OF_LPR
 def test_the_recipes_temperature_does_not_ask_the_teacher_again_that_has_its_own(lpr):
     found = states(lpr(sampling__temperature=0.5))
-    assert found["lessons"] == "done" and "sampling.temperature" in found["solutions-1"]
-    assert "teacher.sampling.temperature" in states(lpr(teacher__sampling__temperature=0.5))["lessons"]
+    assert found["written"] == found["lessons"] == "done" and "sampling.temperature" in found["solutions-1"]
+    assert "teacher.sampling.temperature" in states(lpr(teacher__sampling__temperature=0.5))["written"]
+
+
+# the stages that ask a seat of their own, and those that clean its answers
+ASKS = [("lpr", "written", "lessons"), ("lpr", "solutions-1", "cleaned-1"), ("lpr steps", "rewritten-1", "worsened-1")]
+CLEANS = [("split", "sentence"), ("react", "finish"), ("clean", WORSE["function"]),
+          ("min_steps", 1), ("distinct", True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("key, value", CLEANS, ids=[key for key, _ in CLEANS])
+@pytest.mark.parametrize("made, asks, cleans", ASKS, indirect=["made"])
+def test_another_way_to_clean_answers_does_not_ask_for_them_again(lpr, asks, cleans, key, value):
+    found = states(lpr(**{f"clean__{key}": value}))
+    assert found[asks] == "done" and f"'clean.{key}' was" in found[cleans]
+
+
+@OF_LPR
+def test_the_teacher_s_answers_are_cleaned_again_as_they_lie(lpr, capsys):
+    before = {p: p.read_bytes() for p in (Path(lpr().out) / "written").rglob("*")}
+    launch(some(methods.get_method("lpr"), ("written", "lessons")), lpr(clean__distinct=True), resume=True)
+    said = capsys.readouterr().err
+    assert "'lessons' is made again: key 'clean.distinct'" in said and "'written'" not in said
+    assert before and {p: p.read_bytes() for p in (Path(lpr().out) / "written").rglob("*")} == before
 
 
 @OF_LPR

@@ -3,7 +3,8 @@
 A solution tau of question x has steps. A state is its beginning up to the end of a step. r_f(tau) is 1 if the final
 answer is right, else 0.
 
-    lessons, sft     the seat `teacher`, if there is one, writes solutions, and the policy imitates the right ones
+    written          solutions of the seat `teacher`, if there is one
+    lessons, sft     the right ones of these, or of the task's own, in steps, and a policy that imitates them
     solutions-1      the policy writes n solutions of each question
     cleaned-1        those that can be used, cut into steps
     states-1         states of them, drawn at random, in shards
@@ -12,7 +13,8 @@ answer is right, else 0.
     examples-1       what the reward model learns: states with r_e, whole solutions with k r_f, as classes 0, ..., k
     prm-1            the process reward model f, a run of method `reward_model`: L = -log f(r_e | x, state)
     scores-1         what it says of every step of every solution
-    worsened-1       right solutions that the seat `worsener` made worse (where the recipe has `worsen`)
+    rewritten-1      right solutions, written again by the seat `worsener` (where the recipe has `worsen`)
+    worsened-1       those that can be used, and that say something else
     pairs-1          r_p(tau) = prod_t f(class >= C | x, steps 1..t), and the pairs of each question
                          D_o = {(a, b): r_f(a) > r_f(b)}, of the `best_of` and `max_wrong` best
                          D_p = {(a, b): r_f(a) = r_f(b) = 1, r_p(a) - r_p(b) > margin}
@@ -37,8 +39,9 @@ The paper's equations, and where they are:
     ReMax          `methods/step_rl.py:remax_credit`
 
 Each is a stage. The lists below say what each reads: keys of the recipe, stages before it, files from elsewhere. It is
-done once and made again when one of these changes. Stages that nothing needs are left out: pairs by outcome need no
-reward model. `given` puts a file from elsewhere in the place of a stage (`given.py`).
+done once and made again when one of these changes. Stages that ask a model do nothing else, so another way to clean its
+answers (`clean`) does not ask again. Stages that nothing needs are left out: pairs by outcome need no reward model.
+`given` puts a file from elsewhere in the place of a stage (`given.py`).
 """
 
 from __future__ import annotations
@@ -144,12 +147,13 @@ def learns_between_rounds(config: LprRecipe) -> None:
 
 def first_policy(r: Round) -> Iterator[Stage]:
     """Before the first round: a policy that imitates right solutions of a teacher, or of the task itself."""
-    c, drawn = r.config, ["task", "sample.split", "teacher.prompts", "seed", "clean", r.words]
+    c, drawn, cleans = r.config, ["task", "sample.split", "seed"], ["clean", "task", r.words]
     if c.teacher.gold:
-        yield r.stage("lessons", worked_lessons, ["teacher.gold", *drawn])
+        yield r.stage("lessons", worked_lessons, ["teacher.gold", "teacher.prompts", *drawn, *cleans])
     elif r.taught:
         asked = ["teacher", "-teacher.replay", *r.answer_keys("teacher", c.teacher.sampling)]
-        yield r.stage("lessons", written_lessons, [*asked, *drawn])
+        yield r.stage("written", written, [*asked, *drawn])
+        yield r.stage("lessons", written_lessons, ["teacher.options", *cleans], ["written"])
     if r.taught:
         yield sft(r)
 
@@ -207,8 +211,9 @@ def one_round(r: Round) -> Iterator[Stage]:
 
     if c.preference is not None:
         if c.worsen is not None and not g.pairs:
-            keys = ["worsen", "seed", "task", "clean", r.words, *r.answer_keys("worsener", c.worsen.sampling)]
-            yield r.stage("worsened", worsened, keys, ["cleaned"])
+            keys = ["worsen", "seed", "task", *r.answer_keys("worsener", c.worsen.sampling)]
+            yield r.stage("rewritten", rewritten, keys, ["cleaned"])
+            yield r.stage("worsened", worsened, ["clean", "task", r.words], ["rewritten", "cleaned"])
         yield given_pairs(r) if g.pairs else ranked_pairs(r)
         yield preference(r)
     if c.rl is not None:
@@ -257,14 +262,20 @@ def worked_lessons(r: Round, folder: Path) -> Made:
     return right_ones(r, folder, made, source, {"without a worked solution": len(tasks) - len(made)})
 
 
-def written_lessons(r: Round, folder: Path) -> Made:
-    c, source = r.config, r.source()
+def written(r: Round, folder: Path) -> Made:
+    c = r.config
     taught = r.source(c.teacher.options)
     seat = r.seat("teacher", c.model, c.teacher.sampling, taught)
-    starts = start_all(lesson_tasks(r, source), c.teacher.n, c.seed, "0:")
-    made = collect_starts(folder / "written.jsonl", taught, starts, [seat], failures=c.failures)
-    made = [without_prompts(e) for e in made] if c.teacher.options else made
-    return right_ones(r, folder, made, source, {})
+    starts = start_all(lesson_tasks(r, r.source()), c.teacher.n, c.seed, "0:")
+    made = collect_starts(folder / "all.jsonl", taught, starts, [seat], failures=c.failures)
+    bad = sum(isinstance(e.outcome, Failed) for e in made)
+    return {"solutions": len(made) - bad}, {"failed": bad}
+
+
+def written_lessons(r: Round, folder: Path) -> Made:
+    made = read_segment(r.at("written") / "all.jsonl")
+    made = [without_prompts(e) for e in made] if r.config.teacher.options else made
+    return right_ones(r, folder, made, r.source(judge=False), {})
 
 
 def lesson_tasks(r: Round, source: Any) -> Any:
@@ -406,12 +417,14 @@ def scores(r: Round, folder: Path, steps: bool = False) -> Made:
 # --- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def worsened(r: Round, folder: Path) -> Made:
-    """What the worsener makes of right solutions. A version that says the same is left out."""
+def rewritten(r: Round, folder: Path) -> Made:
+    """Right solutions, as the worsener writes them again."""
     c, worsen, source, chosen = r.config, r.config.worsen, r.source(), list[Episode]()
     assert worsen is not None
     for group in by_group(r.solved()).values():
         chosen += [e for e in group if won(e)][: worsen.most]
+    if not chosen:
+        raise DataError(f"stage '{r.name('rewritten')}': no solution is right, so that none can be made worse.")
     versions_of = {f"{e.id}~{j}": e for e in chosen for j in range(worsen.n)}
     seat = r.seat("worsener", c.model, worsen.sampling, source)
 
@@ -420,17 +433,26 @@ def worsened(r: Round, folder: Path) -> Made:
         turn = await desk.ask(seat.name, text=f"{worsen.instruction}\n\n{prompt_of(source, e)}{e.turns[-1].text}\n\n")
         await desk.act(turn.text)
 
-    starts, file = [Start(e.task, e.group, name, c.seed) for name, e in versions_of.items()], folder / "written.jsonl"
-    made = collect_starts(file, source, starts, [seat], worse, failures=c.failures) if starts else []
-    good, out = r.usable([without_prompts(e) for e in made], source)
-    other = [e for e in good if e.turns[-1].text.strip() != versions_of[e.id].turns[-1].text.strip()]
+    starts = [Start(e.task, e.group, name, c.seed) for name, e in versions_of.items()]
+    made = collect_starts(folder / "all.jsonl", source, starts, [seat], worse, failures=c.failures)
+    bad = sum(isinstance(e.outcome, Failed) for e in made)
+    return {"versions": len(made) - bad, "of": len(chosen)}, {"failed": bad}
+
+
+def worsened(r: Round, folder: Path) -> Made:
+    """The worse versions that can be used. One that says the same as before is left out."""
+    known, made = {e.id: e for e in r.solved()}, read_segment(r.at("rewritten") / "all.jsonl")
+    before = {e.id: known[e.id.rpartition("~")[0]] for e in made}
+    good, out = r.usable([without_prompts(e) for e in made], r.source(judge=False))
+    other = [e for e in good if e.turns[-1].text.strip() != before[e.id].turns[-1].text.strip()]
     out["the same as before"] += len(good) - len(other)
     if not other:
-        why = f"none of {len(versions_of)} worse versions can be used: {because(out)}."
+        why = f"none of {len(made)} worse versions can be used: {because(out)}."
         raise DataError(f"stage '{r.name('worsened')}': {why}")
-    write_lines(folder / "versions.jsonl", [{"id": e.id, "of": versions_of[e.id].id} for e in other])
+    write_lines(folder / "versions.jsonl", [{"id": e.id, "of": before[e.id].id} for e in other])
     formats.write("episodes", folder / "all.jsonl", other, None)
-    return {"versions": len(other), "of": len(chosen), "still right": sum(map(won, other))}, out
+    of = len({e.id for e in before.values()})
+    return {"versions": len(other), "of": of, "still right": sum(map(won, other))}, out
 
 
 def pairs(r: Round, folder: Path) -> Made:
