@@ -291,8 +291,12 @@ class Service:
 
             return listen
 
-        tasks = [asyncio.create_task(self.engine.sample(a, ear(i * a.n), reply.top, reply)) for i, a in enumerate(asks)]
+        tasks, some = [], max(ROWS_AT_ONCE, self.engine.slots)
         try:
+            for i, a in enumerate(asks):
+                tasks.append(asyncio.create_task(self.engine.sample(a, ear(i * a.n), reply.top, reply)))
+                if i % some == some - 1:  # to start thousands takes long: others come in between
+                    await asyncio.sleep(0)
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # one has failed, or the client has left
