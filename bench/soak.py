@@ -41,6 +41,7 @@ BOUND_S = 2.0  # longest wait of a request of one token, whatever one other clie
 QUEUE = 64 * 64  # sequences: a search with 64 beams has as many candidates
 SAY = [{"role": "user", "content": "Where to?"}]
 CHAT, TEXT, JSON = "/v1/chat/completions", "/v1/completions", {"Content-Type": "application/json"}
+SCORE, VALUES = "/v1/score", "/v1/values"
 HOSTILE: dict[str, tuple[str, Any]] = {
     "a stop text of a megabyte": (TEXT, {"prompt": "a", "stop": "ab" * 500_000, "stream": True}),
     "32 stop texts of 200 kB": (TEXT, {"prompt": "a", "stop": ["ab" * 100_000] * 32}),
@@ -57,17 +58,35 @@ HOSTILE: dict[str, tuple[str, Any]] = {
 
 ONE_TOKEN = {"prompt": "b", "max_tokens": 1}
 REPEATED = {"prompt": "a" * 600, "n": 128, "max_tokens": 1, "prompt_logprobs": 5}
+
+
+def objects(many: int) -> dict[str, Any]:
+    """A request for JSON that is one of many objects of ten keys."""
+    kinds = [{"type": "object", "properties": {f"k{i}{j}": {"type": "number"} for j in range(10)}} for i in range(many)]
+    form = {"type": "json_schema", "json_schema": {"name": "m", "schema": {"anyOf": kinds}}}
+    return {"prompt": "a", "max_tokens": 900, "n": 16, "response_format": form}
+
+
 # What the other client asks, how often at the same time, and whether it reads the answers.
-LOADS: dict[str, tuple[dict[str, Any], int, bool]] = {
-    "nothing": ({}, 0, True),
+LOADS: dict[str, tuple[str, dict[str, Any], int, bool]] = {
+    "nothing": (TEXT, {}, 0, True),
     "a search with 64 beams and 1,000 rounds": (
+        TEXT,
         {"prompt": "a", "max_tokens": 900, "ignore_eos": True,
          "search": {"beam": 64, "rounds": 1000, "by": "logp", "step_ends": list("aeiou\n")}}, 1, True),
-    "requests that fill the queue": ({"prompt": "a", "max_tokens": 900, "ignore_eos": True, "n": 8}, QUEUE // 8, True),
+    "requests that fill the queue": (
+        TEXT, {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "n": 8}, QUEUE // 8, True),
     "3,840 long prompts of 30 requests": (
-        {"prompt": [f"{k} {'a' * 900}" for k in range(128)], "max_tokens": 1}, 30, True),
-    "log-probs of a prompt, 128 times": (REPEATED, 8, True),
-    "large answers that 60 connections do not read": (REPEATED, 60, False),
+        TEXT, {"prompt": [f"{k} {'a' * 900}" for k in range(128)], "max_tokens": 1}, 30, True),
+    "log-probs of a prompt, 128 times": (TEXT, REPEATED, 8, True),
+    "large answers that 60 connections do not read": (TEXT, REPEATED, 60, False),
+    "20 requests of 4,096 long texts": (TEXT, {"prompt": ["ab " * 300] * 4096, "max_tokens": 1}, 20, True),
+    "20 requests of 2,600 texts that are too long": (
+        TEXT, {"prompt": ["ab " * 1000] * 2600, "max_tokens": 1}, 20, True),
+    "20 requests to score 4,096 texts": (SCORE, {"prompt": "a" * 500, "completion": ["b" * 500] * 4096}, 20, True),
+    "8 requests for 4,096 values": (VALUES, {"states": ["a" * 1000] * 4096}, 8, True),
+    "10 requests for JSON of one of 40 objects": (TEXT, objects(40), 10, True),
+    "10 requests for JSON of one of 150 objects": (TEXT, objects(150), 10, True),
 }  # fmt: skip
 
 
@@ -77,6 +96,15 @@ def make_model(folder: Path) -> None:
     tokenizer = tiny_tokenizer()
     build(tiny_config("llama", vocab=len(tokenizer), layers=1, width=32, context=1024)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def make_value_model(folder: Path) -> Path:
+    import torch
+    from safetensors.torch import save_file
+
+    make_model(folder)
+    save_file({"value.weight": torch.zeros(1, 32)}, folder / "heads.safetensors")
+    return folder
 
 
 @contextlib.contextmanager
@@ -249,10 +277,10 @@ async def soak(url: str, process: subprocess.Popen, requests: int, attacks: int,
     }  # fmt: skip
 
 
-async def other_client(url: str, body: dict[str, Any], reads: bool) -> None:
+async def other_client(url: str, path: str, body: dict[str, Any], reads: bool) -> None:
     """Ask again and again; or ask once, and do not read the answer."""
     data = json.dumps(body).encode()
-    head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     host, port = url.removeprefix("http://").split(":")
     while True:
         made = socket.socket()
@@ -271,9 +299,9 @@ async def other_client(url: str, body: dict[str, Any], reads: bool) -> None:
 
 async def waits(url: str, process: subprocess.Popen, name: str, seconds: float) -> dict[str, Any]:
     """How long requests of one token wait under one of `LOADS`, and what the server holds in memory meanwhile."""
-    body, many, reads = LOADS[name]
+    path, body, many, reads = LOADS[name]
     before = most = memory(process)
-    others = [asyncio.create_task(other_client(url, body, reads)) for _ in range(many)]
+    others = [asyncio.create_task(other_client(url, path, body, reads)) for _ in range(many)]
     await asyncio.sleep(min(2.0, seconds))
     asking = subprocess.Popen(
         [sys.executable, __file__, "--poll", url, "--body", json.dumps(ONE_TOKEN)],
@@ -316,7 +344,8 @@ def main() -> None:
         with served(Path(folder)) as (url, process, log):
             row = asyncio.run(soak(url, process, *size))
             row["log_bytes"] = log.stat().st_size
-        with served(Path(folder), "--queue", str(QUEUE)) as (url, process, _):
+        value = make_value_model(Path(folder) / "value")
+        with served(Path(folder), "--queue", str(QUEUE), "--value", str(value)) as (url, process, _):
             seconds = args.seconds / 10 if args.quick else args.seconds
             one_token = [asyncio.run(waits(url, process, name, seconds)) for name in LOADS]
     good = not row["lost"] and not row["health"]["unanswered"] and row["growth"] <= FLAT and not row["sequences_left"]

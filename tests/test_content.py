@@ -114,7 +114,7 @@ def test_what_a_server_is_asked():
     user = {"role": "user", "content": BAD}
     (raw,) = body(CompletionBody, prompt=BAD).prompts(TOK)
     assert control(raw) == [] and said(raw) == BAD
-    assert body(CompletionBody, prompt=[[START, 5]]).prompts(TOK) == [(START, 5)]  # who wants one gives ids
+    assert [*body(CompletionBody, prompt=[[START, 5]]).prompts(TOK)] == [(START, 5)]  # who wants one gives ids
     prompt_format = plain_format(TOK)
     chat = lambda m: prompt_format.prompt(TOK, [x.plain() for x in body(ChatBody, messages=[m]).messages])
     assert control(chat(user)) == ASKED

@@ -93,6 +93,8 @@ def test_our_server_keeps_to_it_too(lm):
     ({"$ref": "#/nowhere"}, "Pointer '/nowhere' does not exist"), ({"not": {"type": "string"}}, "Unimplemented keys"),
     ({"type": "array", "items": {"minLength": 10**9}}, "minLength 1000000000 is more than 10000"),
     ({"enum": ["x" * 70_000]}, "it has more than 65536 letters"),
+    ({"anyOf": [{"properties": {f"k{i}{j}": {"type": "number"} for j in range(10)}, "type": "object"}
+                for i in range(150)]}, "Parser Error: Current row has 7050 items; max is 2000"),
 ])  # fmt: skip
 def test_a_schema_that_cannot_be_kept_to(lm, schema, says):
     with pytest.raises(SchemaError) as problem:

@@ -15,6 +15,9 @@ from trailmark.engines.local import LocalEngine
 from trailmark.rollout.search import Plan
 from trailmark.score.values import HeadValues
 from trailmark.serve import answers
+from trailmark.serve import body as body_module
+from trailmark.serve import score as score_module
+from trailmark.serve import search as search_module
 from trailmark.serve import service as service_module
 from trailmark.serve.answers import Names, Reply
 from trailmark.serve.app import build_app
@@ -22,6 +25,7 @@ from trailmark.serve.body import PARTS, ChatBody, CompletionBody, read
 from trailmark.serve.capacity import ANSWER, Capacity, answer_size
 from trailmark.serve.errors import ApiError
 from trailmark.serve.service import Service
+from trailmark.serve.threads import WorkerThreads
 
 SAY = [{"role": "user", "content": "hi"}]
 
@@ -263,6 +267,66 @@ def test_what_finds_no_room_is_refused_before_its_texts_are_read(lm, monkeypatch
     finally:
         app.state.service.close()
     assert encoded == [4] * 8
+
+
+def test_texts_are_encoded_a_few_at_a_time_up_to_the_first_that_is_too_long(lm, monkeypatch):
+    lm.add_head("value", zero=False, seed=1)
+    calls, real = [], WorkerThreads.run
+    encoded = lambda given, *more: (calls[-1].append(given), real_encoded(given, *more))[1]
+    real_encoded = body_module.encoded
+
+    async def run_in(self, lane, function, *given):
+        calls.append([])
+        return await real(self, lane, function, *given)
+
+    monkeypatch.setattr(WorkerThreads, "run", run_in)
+    for module in (body_module, score_module, search_module):
+        monkeypatch.setattr(module, "encoded", encoded)
+    texts = lambda k: ["ab"] * k
+    with serving(LocalEngine(lm, slots=4, max_len=64), "m", values=HeadValues(lm)) as url:
+        for path, body, each in (
+            ("completions", lambda t: {"prompt": t, "max_tokens": 1}, 1),
+            ("score", lambda t: {"prompt": "a", "completion": t}, 2),
+            ("values", lambda t: {"states": t}, 1),
+        ):
+            calls.clear()
+            assert httpx.post(f"{url}/v1/{path}", json=body(texts(40)), timeout=60).status_code == 200
+            assert [len(c) for c in calls if c] == [16 * each, 16 * each, 8 * each], path
+            calls.clear()
+            long = [*texts(20), "a" * 100, *texts(200)]
+            assert httpx.post(f"{url}/v1/{path}", json=body(long), timeout=60).status_code == 400
+            assert sum(map(len, calls)) == 21 * each, path
+
+
+def test_many_short_answers_are_written_as_a_large_one(lm, monkeypatch):
+    threads, real = [], service_module.json_response
+
+    def json_response(content):
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return real(content)
+
+    monkeypatch.setattr(service_module, "json_response", json_response)
+    with serving(LocalEngine(lm, slots=4, max_len=64), "m", queue=1000) as url:
+        for k in (1, 700):
+            body = {"prompt": ["a"] * k, "max_tokens": 1}
+            assert len(httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]) == k
+    assert threads == ["answers", "large answers"]
+
+
+def test_nothing_is_computed_for_a_client_that_has_left(lm):
+    engine = LocalEngine(lm, slots=4, max_len=64)
+
+    async def ask():
+        tasks = [asyncio.create_task(engine.sample(Request((1, 2), max_tokens=1), party="p")) for _ in range(50)]
+        await asyncio.sleep(0)  # all wait
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while not engine.scheduler._task.done():
+            await asyncio.sleep(0)
+
+    asyncio.run(ask())
+    assert engine.counts.prefills == 0
 
 
 def test_thousands_of_rows_and_schemas_are_checked_outside_the_event_loop(lm, monkeypatch):

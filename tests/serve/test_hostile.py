@@ -199,10 +199,15 @@ def test_a_client_that_reads_nothing(server):
 WAIT, MORE_MB = 15.0, 1024  # seconds for a token beside a greedy client; what the server may hold more meanwhile
 REPEATED = {"prompt": "a" * 700, "n": 128, "max_tokens": 1, "prompt_logprobs": 5}
 LONG = {"prompt": "a", "max_tokens": 3500, "ignore_eos": True}
+KEYS = [{"type": "object", "properties": {f"k{i}{j}": {"type": "number"} for j in range(10)}} for i in range(40)]
+FORM = {"type": "json_schema", "json_schema": {"name": "m", "schema": {"anyOf": KEYS}}}
 GREEDY = {  # what one client asks, on how many connections, and whether it reads the answers
     "a search": ({**LONG, "search": {"beam": 64, "rounds": 1000, "by": "logp", "step_ends": [*"aeiou\n"]}}, 1, True),
     "a full queue": ({**LONG, "n": 8}, 512, True),
     "many long prompts": ({"prompt": [f"{k} {'a' * 900}" for k in range(128)], "max_tokens": 1}, 30, True),
+    "thousands of texts": ({"prompt": ["ab " * 300] * 4000, "max_tokens": 1}, 8, True),
+    "texts beyond the context": ({"prompt": ["ab " * 2000] * 1300, "max_tokens": 1}, 8, True),
+    "a large schema": ({**LONG, "ignore_eos": False, "n": 16, "response_format": FORM}, 10, True),
     "repeated log-probs": (REPEATED, 8, True),
     "answers that nobody reads": (REPEATED, 60, False),
     "streams that nobody reads": ({**LONG, "n": 64, "stream": True}, 60, False),

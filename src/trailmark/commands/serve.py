@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import math
 import os
@@ -93,6 +94,8 @@ def serve(
             f"serving '{name or model}' at http://{at}:{number}/v1 ({slots} slots of {engine.max_len} tokens, {of})"
         )
         typer.echo(f"prompts: {prompt_format.describe()}")
+        gc.collect()
+        gc.freeze()  # a collection that looks at all that is loaded would stop every thread for a third of a second
         server(app, grace).run(sockets=[listening])
         # stopping the server does not wait for a computation whose result is not wanted
         if not app.state.service.close():

@@ -47,10 +47,10 @@ class Scheduler:
         try:
             await asyncio.sleep(0)  # callers that start together are admitted together
             while self.waiting or self.ready or self.decoder.busy:
+                self._forget()
                 room = len(self.ready) < self.decoder.slots or self._of_parties
                 if self.waiting and room and self._worth_it():
                     self.prefill()
-                self._forget()
                 self._give_slots()
                 if self.decoder.busy:
                     self.decoder.step()
@@ -96,7 +96,7 @@ class Scheduler:
         if self._of_parties:
             room = self.prefiller.rows(self.decoder.capacity) * self.decoder.capacity
             admits = Admission(self._samples(self.ready), ready, slots, room).admits
-            jobs = sorted((job for job in jobs if not job.future.done()), key=lambda job: job.due)
+            jobs.sort(key=lambda job: job.due)
         for job in jobs:
             # limits the memory of the stored keys and values
             if admits(job) if admits else job.request.prompt in prompts or ready < 2 * slots:

@@ -58,7 +58,7 @@ class Schemas:
 
     def _made(self, schema: str) -> Any:
         try:
-            from llguidance import LLMatcher  # type: ignore[missing-import]
+            from llguidance import LLMatcher, LLParserLimits  # type: ignore[missing-import]
             from llguidance.hf import from_tokenizer  # type: ignore[missing-import]
         except ImportError:
             raise SchemaError("a JSON schema needs llguidance: pip install 'trailmark[schema]'.") from None
@@ -67,9 +67,12 @@ class Schemas:
                 self._words = from_tokenizer(self.tokenizer, self.vocab)
             _must_be_small(read := json.loads(schema))
             grammar = LLMatcher.grammar_from_json_schema(read, overrides=FORM)
-            if why := LLMatcher.validate_grammar(grammar, self._words):
-                raise ValueError(why)
-            return LLMatcher(self._words, grammar)
+            matcher = LLMatcher(self._words, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+            Guide(matcher, self.vocab, ()).allowed()  # the slowest mask, computed once: copies know it
+            (begun := matcher.deep_copy()).consume_tokens(begun.compute_ff_tokens())
+            if why := begun.get_error():
+                raise ValueError(why.removesuffix("<non-verbose/>"))
+            return matcher
         except (ValueError, RuntimeError) as problem:
             why = " ".join(str(problem).split())[:200].rstrip(".")
             raise SchemaError(f"this JSON schema cannot be kept to: {why}.") from None

@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
@@ -253,8 +253,8 @@ class CompletionBody(Sampling):
     def top(self) -> int:
         return self.logprobs or 0
 
-    def prompts(self, tokenizer: Any) -> list[Tokens]:
-        return [encoded(p, tokenizer, self.add_special_tokens) for p in listed(self.prompt)]
+    def prompts(self, tokenizer: Any) -> Iterator[Tokens]:
+        return (encoded(p, tokenizer, self.add_special_tokens) for p in listed(self.prompt))
 
 
 class ChatBody(Sampling):

@@ -8,7 +8,7 @@ request, the tree of all candidates. /v1/values returns values without writing a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trailmark.engines.base import Completion, Request
@@ -98,10 +98,10 @@ def answer_of(reply: Reply, found: Sequence[Found]) -> dict[str, Any]:
     return out
 
 
-def value_rows(body: ValuesBody, tokenizer: Any, prompt_format: PromptFormat) -> list[Tokens]:
+def value_rows(body: ValuesBody, tokenizer: Any, prompt_format: PromptFormat) -> Iterator[Tokens]:
     """The tokens of every state. A conversation that ends with the assistant is valued where its turn could end; any
     other where the assistant would begin."""
-    return [_row(state, tokenizer, body.add_special_tokens, prompt_format) for state in body.states]
+    return (_row(state, tokenizer, body.add_special_tokens, prompt_format) for state in body.states)
 
 
 def _row(state: str | Sequence[Any], tokenizer: Any, specials: bool, prompt_format: PromptFormat) -> Tokens:

@@ -9,7 +9,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -48,9 +49,10 @@ PATIENCE_BYTES = 64 << 20
 PATIENCE_S = 30  # seconds for a body to arrive
 IN_HAND = 256 << 20  # most bytes of bodies in work, over all requests
 ALTERNATIVES = 1 << 19  # most alternative tokens (top_logprobs) of one request; four times that for all
-ROWS_AT_ONCE = 16  # rows of a request that are scored or valued before those of another
+ROWS_AT_ONCE = 16  # rows of a request that are encoded, scored or valued before those of another
 UNREAD = 1 << 20  # most tokens of streams, over all clients, that wait to be read
-LARGE = 1 << 16  # bytes of a body from which on its texts are read in a thread of their own
+LARGE = 1 << 16  # bytes of a body from which on its texts are read in a thread of their own; the same of an answer
+CHOICE = 100  # bytes of an answer for each of its texts
 RENDERED = 1 << 18  # most messages to render for one request: a score renders each turn with its past
 CLOSE = {"Connection": "close"}
 BREAKS = re.compile("[\x7f-\x9f\u2028\u2029]")
@@ -121,7 +123,8 @@ class Service:
             texts = listed(body.prompt)
             self.capacity.check_room(len(texts) * body.n, client_of(request))
             self.check_length(texts)
-            prompts = await self.threads.run(lane, body.prompts, self.tokenizer)
+            check = lambda p: self.check_size(p, "prompt", self.engine.max_len - 1)
+            prompts = await self.read_rows(lane, body.prompts(self.tokenizer), check)
             budget = 16 if body.max_tokens is None else body.max_tokens
             if budget == 0 and not body.echo:
                 raise ApiError(400, "max_tokens 0 is allowed only with 'echo'.", "max_tokens")
@@ -155,8 +158,8 @@ class Service:
             given = listed(body.tokens if body.tokens is not None else body.prompt or "")
             self.capacity.check_room(max(len(given), len(texts)), client_of(request))
             self.check_length([*given, *texts])
-            rows = await self.threads.run(lane, score_rows, body, self.tokenizer, self.prompt_format)
-            await self.threads.run(lane, self.check_rows, [tokens for tokens, _ in rows], "tokens")
+            made = score_rows(body, self.tokenizer, self.prompt_format)
+            rows = await self.read_rows(lane, made, lambda row: self.check(row[0], "tokens"))
             size = 70 * sum(len(tokens) - start for tokens, start in rows)
             sending = contextlib.ExitStack()
             with self.capacity.place(len(rows), client_of(request)), sending:
@@ -164,8 +167,8 @@ class Service:
                 scored = await self.unless_disconnected(request.receive, self.threads.engine(self.scored(rows)))
                 if scored is None:
                     return Response(status_code=499)
-                made = await self.threads.run("large answers" if size > LARGE else "answers", self.scores, rows, scored)
-                return Whole(made, sending.pop_all())
+                told = await self.threads.run("large answers" if size > LARGE else "answers", self.scores, rows, scored)
+                return Whole(told, sending.pop_all())
 
     def scores(self, rows: Sequence[tuple[Tokens, int]], scored: Sequence[Sequence[float]]) -> Response:
         data = [
@@ -196,8 +199,8 @@ class Service:
             talks: list[Any] = [s for s in body.states if not isinstance(s, str) and isinstance(s[0], Message)]
             for talk in talks:
                 self.check_conversation(talk, len(talks))
-            rows = await self.threads.run(lane, value_rows, body, self.tokenizer, self.prompt_format)
-            await self.threads.run(lane, self.check_rows, rows, "states")
+            made = value_rows(body, self.tokenizer, self.prompt_format)
+            rows = await self.read_rows(lane, made, lambda row: self.check(row, "states"))
             with self.capacity.place(len(rows), client_of(request)):
                 return await self.unless_disconnected(request.receive, self.threads.engine(self.valued(rows)))
 
@@ -222,14 +225,13 @@ class Service:
         echo = None
         if isinstance(body, CompletionBody) and body.echo:
             given = listed(body.prompt)
-            echo = await self.threads.run(
-                "texts", lambda: [p if isinstance(p, str) else self.tokenizer.decode(p) for p in given]
-            )
+            texts = (p if isinstance(p, str) else self.tokenizer.decode(p) for p in given)
+            echo = await self.read_rows(reading, texts, lambda _: None)
         plan = allow_search(body, self.values is not None, echo is not None, self.capacity.limit * self.engine.max_len)
         size = len(prompts) * (body.n if plan is None else sequences(plan))
         rooms = [min(budget, self.engine.max_len - len(p)) for p in prompts]
         bytes_ = answer_size(reply, prompts, rooms, echo is not None, plan)
-        lane: Lane = "large answers" if bytes_ > LARGE else "answers"
+        lane: Lane = "large answers" if bytes_ + CHOICE * size > LARGE else "answers"
         client = client_of(request)
         with contextlib.ExitStack() as held, contextlib.ExitStack() as sending:
             held.enter_context(self.capacity.place(size, client, slots=budget > 1))
@@ -438,18 +440,28 @@ class Service:
         if times > 1 and turns * len(messages) * times > RENDERED:
             raise ApiError(400, "the conversation is too long for so many completions: ask for fewer.", "messages")
 
-    def check_rows(self, rows: Sequence[Tokens], param: str) -> None:
-        for tokens in rows:
-            self.check(tokens, param)
+    async def read_rows(self, lane: Lane, rows: Iterator[T], check: Callable[[T], None]) -> list[T]:
+        """All rows of a request. After a few, others get the thread. The first wrong row ends it."""
 
-    def check(self, tokens: Tokens, param: str, ask: Ask | None = None) -> None:
-        if len(tokens) > self.engine.max_len - (ask is not None):
+        def some() -> list[T]:
+            return [row for row in islice(rows, ROWS_AT_ONCE) if check(row) is None]
+
+        out: list[T] = []
+        while part := await self.threads.run(lane, some):
+            out += part
+        return out
+
+    def check_size(self, tokens: Tokens, param: str, most: int) -> None:
+        if len(tokens) > most:
             raise ApiError(
                 400,
                 f"this is {len(tokens)} tokens long; '{self.name}' holds {self.engine.max_len}, its answer included.",
                 param,
                 "context_length_exceeded",
             )
+
+    def check(self, tokens: Tokens, param: str, ask: Ask | None = None) -> None:
+        self.check_size(tokens, param, self.engine.max_len - (ask is not None))
         try:
             self.engine.check(ask or Ask(tokens[:1]))
             if tokens and max(tokens) >= self.engine.lm.vocab:
