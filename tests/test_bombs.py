@@ -125,7 +125,8 @@ def test_interpolation_that_doubles_is_refused(folder):
     Path("empty.yaml").write_text("\n".join(empty))
     chain = ["k0: 1"] + [f"k{i}: '${{k{i - 1}}}'" for i in range(1, 3000)]
     Path("chain.yaml").write_text("\n".join(reversed(chain)))
-    for name in ("text", "lists", "empty", "chain"):
+    Path("long.yaml").write_text(f"k0: {'x' * 500_000}\nk1: '{'${k0}' * 3}'\n")
+    for name in ("text", "lists", "empty", "chain", "long"):
         with pytest.raises(RecipeError, match=rf"{name}\.yaml:.*key 'k"):
             load_yaml(f"{name}.yaml")
 

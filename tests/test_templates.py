@@ -96,6 +96,12 @@ def test_a_template_that_runs_away_is_ended(tokenizer, name, monkeypatch):
     )
 
 
+def test_a_template_takes_no_more_memory_than_it_may(tokenizer):
+    """A text that any machine could hold, and that would not even be written."""
+    with pytest.raises(TemplateLimit, match="more than 512 MB of memory"):
+        apply_template(tokenizer, TALK, True, "{{ ('a' * 700000000) | length }}")
+
+
 def test_the_library_says_what_is_wrong_in_one_sentence(tokenizer):
     own = tiny_tokenizer()
     own.chat_template = "{{ 'a' * 99999999999 }}"

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
+from trailmark.methods import online
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.store import read_episodes, read_segment
 from trailmark.types import Scored
@@ -111,7 +112,8 @@ def test_a_row_that_is_too_long_for_an_evaluation_is_told_at_the_start(shell):
 @pytest.mark.parametrize("odd, says", [
     ({"gold": ""}, "row 'r3' has no text 'gold'"), ({"prompt": WITH_SYSTEM}, SYSTEM), ({"hint": None}, "no key 'hint'"),
 ], ids=["gold", "system", "template"])  # fmt: skip
-def test_a_row_that_the_reader_of_gold_texts_cannot_be_shown(shell, odd, says):
+def test_a_row_that_the_reader_of_gold_texts_cannot_be_shown(shell, monkeypatch, odd, says):
+    monkeypatch.setattr(online, "play", lambda *a, **k: pytest.fail("it played"))
     rows = [{"id": f"r{k}", "prompt": [say("user", f"Say {k}.")], "gold": f"{k}", "hint": "x"} for k in range(8)]
     rows[3] = {k: v for k, v in {**rows[3], **odd}.items() if v is not None}
     write("rows.jsonl", rows)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
+from trailmark.methods.vrcli import method
+from trailmark.methods.vrcli.plan_controls import own_gain
 from trailmark.methods.vrcli.plans import plans_of, read_scored_rows, score_plans, score_reader
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_segment
@@ -103,6 +106,23 @@ def test_results_by_hand(home):
         assert rows[name, "improvement"] == pytest.approx(100 * mean)
     assert rows["gold", "words"] == 3.0 and rows["gold", "words_in_prompt"] == pytest.approx(1 / 3)  # "The fox sleeps."
     assert rows["sft", "words"] == 0.0 and rows["random-words", "words_in_prompt"] in (0.0, 1.0)
+    reward = lambda name: {e.task.id: 100 * e.outcome.reward for e in played(home, name)}
+    want = own_gain(*zip(*((own, reward("other-plan")[i]) for i, own in reward("trained").items())))
+    assert len(want) == 3 and {k: rows["trained", k] for k in want} == pytest.approx(want)
+
+
+def test_a_run_whose_plans_are_not_about_their_rows_says_so_at_its_end(home, monkeypatch, tmp_path):
+    """As if the plans of other rows, random words and no plan at all had improved as much as the rows' own."""
+    copy = tmp_path / "home"
+    shutil.copytree(home, copy)
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr(method, "numbers", lambda *_: {"improvement": 24.0})
+    monkeypatch.setattr(method, "improvements", lambda played: {e.task.id: 24.0 for e in played})
+    said = call("train", "recipe.yaml", *WORDS, "final.readers.sft=sft", "learner.optim.lr=0.05", "--resume")
+    assert "warning: the plan of another row improves the gold texts by 24.0 %, the row's own by 24.0 %" in said
+    assert "random words of the prompt by 24.0 %; no plan at all by 24.0 %. So plans are not shown" in said
+    rows = {(r["arm"], r["metric"]): r["value"] for r in json.loads(Path("run/results.json").read_text())}
+    assert rows["trained", "own_plan_gain"] == 0.0
 
 
 def test_a_finished_run_keeps_its_comparison(home, monkeypatch):

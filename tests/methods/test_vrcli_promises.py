@@ -173,6 +173,16 @@ def test_an_evaluation_before_the_first_step(data, monkeypatch):
     assert false.id in found.what
 
 
+def test_verify_believes_no_stored_likelihood(data):
+    """A file that says another baseline of every row would give other rewards."""
+    told = recipe().task.options["reward"].model_dump()
+    launch(PolicyGradientMethod, recipe(steps=1, eval={"every": 0}, reward={**told, "cache": "likelihoods.jsonl"}))
+    lines = [json.loads(x) for x in Path("likelihoods.jsonl").read_text().splitlines()]
+    Path("likelihoods.jsonl").write_text("".join(json.dumps({**x, "logp": x["logp"] / 2}) + "\n" for x in lines))
+    found = verify("run")["replay"]
+    assert lines and found.status == "pass" and found.numbers["judged_again"] == 6, found
+
+
 def test_a_contrastive_run_that_stopped_goes_on_as_if_it_had_not(data):
     config = lambda out, steps: recipe(out=out, steps=steps, eval={"every": 0}, reward={
         **recipe().task.options["reward"].model_dump(), "reward": "contrastive", "no_marker": "invalid"})  # fmt: skip

@@ -62,9 +62,10 @@ def test_a_short_request_does_not_wait_for_a_long_one(lm, tokens, requests):
     assert asyncio.run(ask()) <= (5 * 4 if tokens == 1 else 4 * 60 + 60)
 
 
-@pytest.mark.parametrize("tokens", [1, 2])
-def test_one_token_does_not_wait_for_the_prompts_of_many_requests(lm, tokens):
-    """Counted in prompts that are computed meanwhile: those of the pass in progress, and of its own."""
+@pytest.mark.parametrize(("tokens", "length", "most"), [(1, 2, 10), (2, 2, 10), (1, 60, 60), (2, 60, 60)])
+def test_one_token_does_not_wait_for_the_prompts_of_many_requests(lm, tokens, length, most):
+    """Counted in prompts that are computed meanwhile: those of the pass in progress, and of its own. A prompt that
+    takes more than what is left of a pass also waits for one prompt of each of the others, but not for all."""
     engine = LocalEngine(lm, slots=16, max_len=128)
 
     async def ask():
@@ -73,14 +74,14 @@ def test_one_token_does_not_wait_for_the_prompts_of_many_requests(lm, tokens):
         while engine.counts.prefills < 60:
             await asyncio.sleep(0)
         before = engine.counts.prefills
-        await engine.sample(Request((9, 9), max_tokens=1), party="short")
+        await engine.sample(Request((9,) * length, max_tokens=1), party="short")
         waited = engine.counts.prefills - before
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)
         return waited
 
-    assert asyncio.run(ask()) <= 2 * (4 * 128 // 100)
+    assert asyncio.run(ask()) <= most
 
 
 def test_turns_change_no_token(lm):
@@ -102,6 +103,36 @@ def test_a_search_counts_its_candidates_and_draws_no_more_than_the_queue_could(l
         assert refused.status_code == 400
         assert "81 sequences at once; the limit is 64" in refused.json()["error"]["message"]
         assert ask(beam=2, rounds=1000).status_code == 200
+
+
+def test_a_search_draws_no_more_tokens_than_the_queue_holds(lm, monkeypatch):
+    plans, real = [], service_module.search_all
+    monkeypatch.setattr(service_module, "search_all", lambda *given: (plans.append(given[2]), real(*given))[1])
+    with serving(LocalEngine(lm, slots=4, max_len=64), "m", queue=60) as url:
+        for more in ({}, {"budget": 10**6}, {"budget": 10}):
+            search = {"by": "logp", "beam": 2, "rounds": 1000, **more}
+            body = {"prompt": "a", "max_tokens": 4, "search": search}
+            assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert [plan.budget for plan in plans] == [64 * 64, 64 * 64, 10]
+
+
+def test_every_kind_of_request_takes_turns_with_others(lm, monkeypatch):
+    """The engine takes turns among parties: each request is one, with all that is drawn for it."""
+    real, given, parties = LocalEngine.sample, [], []
+
+    async def sample(self, request, on_token=None, top=0, party=None):
+        given.append(party)
+        return await real(self, request, on_token, top, party)
+
+    monkeypatch.setattr(LocalEngine, "sample", sample)
+    with serving(LocalEngine(lm, slots=4, max_len=64), "m") as url:
+        for more in ({}, {"stream": True}, {"search": {"by": "logp", "beam": 2, "step_ends": [*"aeiou"]}}):
+            given.clear()
+            body = {"prompt": ["a", "b"], "max_tokens": 4, "ignore_eos": True, **more}
+            assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+            assert len(given) > 1 and all(party is given[0] is not None for party in given), more
+            parties.append(given[0])
+    assert len(set(map(id, parties))) == 3
 
 
 def reply(lm, kind, **fields):
