@@ -74,3 +74,13 @@ def signals_heard():
     yield
     for s, before in ignored.items():
         signal.signal(s, before)
+
+
+@pytest.fixture(autouse=True)
+def nobody_said():
+    """What the recipes of one test name is nothing to the next one, in whatever order they run."""
+    yield
+    from trailmark.trust import _Said
+
+    _Said.of_runs.clear()
+    _Said.of_files.clear()
