@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trailmark.errors import RecipeError, nearest
-from trailmark.runs.store import Run, atomic_write
+from trailmark.runs.atomic_files import atomic_write
+from trailmark.runs.store import Run
 
 
 class Tracker(Protocol):

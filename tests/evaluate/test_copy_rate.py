@@ -8,7 +8,7 @@ from trailmark.commands.app import app
 from trailmark.evaluate.run import summarise
 from trailmark.methods.reflect.copy_rate import copy_rate, named
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.runs.store import to_json
+from trailmark.runs.episode_json import to_json
 from trailmark.tasks import get_task
 from trailmark.types import Episode, Scored, Task, Turn
 

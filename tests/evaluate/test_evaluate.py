@@ -15,7 +15,8 @@ from trailmark.evaluate.run import evaluate, summarise
 from trailmark.evaluate.stored_episodes import compare, episode_files, evaluated, short_names
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
-from trailmark.runs.store import read_metrics, read_segment, to_json, write_segment
+from trailmark.runs.episode_json import to_json
+from trailmark.runs.store import read_metrics, read_segment, write_segment
 from trailmark.tasks import get_task
 from trailmark.types import Episode, Failed, Invalid, Scored, Task, Turn
 

@@ -19,7 +19,7 @@ from trailmark.evaluate.run import summarise
 from trailmark.evaluate.stored_episodes import compare
 from trailmark.evaluate.tables import format_interval
 from trailmark.report.tables import evaluation_row
-from trailmark.runs.store import to_json
+from trailmark.runs.episode_json import to_json
 from trailmark.types import Episode, Failed, Invalid, Scored, Task, Turn
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from trailmark.evaluate.measures import Measure, measure_run
 from trailmark.evaluate.run import stage_rows
-from trailmark.runs.store import to_json
+from trailmark.runs.episode_json import to_json
 from trailmark.types import Episode, Scored, Task
 
 

@@ -16,8 +16,9 @@ from trailmark.methods.lpr.config import LprRecipe
 from trailmark.methods.lpr.method import LprMethod
 from trailmark.methods.lpr.round import Round, shard_name
 from trailmark.rollout.branch import Point, must_be_shown, told_starts
+from trailmark.runs.episode_json import to_json
 from trailmark.runs.stages import record_of
-from trailmark.runs.store import Run, read_segment, to_json
+from trailmark.runs.store import Run, read_segment
 from trailmark.score import classes
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks import get_task

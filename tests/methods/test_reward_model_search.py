@@ -19,8 +19,8 @@ from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
 from trailmark.rollout.search import Plan, answer_ends, search
 from trailmark.rollout.search_episodes import best_by_value
+from trailmark.runs.episode_json import to_json
 from trailmark.runs.launch import launch
-from trailmark.runs.store import to_json
 from trailmark.score.classes import class_numbers, step_outputs
 from trailmark.score.value_models import load_values
 from trailmark.steps import mark_steps, step_types, without_end

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.runs.store import Run, to_json, write_segment
+from trailmark.runs.episode_json import to_json
+from trailmark.runs.store import Run, write_segment
 from trailmark.types import Annotation, Episode, Failed, Player, SamplingLaw, Scored, Task, Turn
 
 WORDS = tiny_tokenizer()

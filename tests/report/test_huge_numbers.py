@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.report.tables import POINTS, curves
-from trailmark.runs.store import to_json
+from trailmark.runs.episode_json import to_json
 from trailmark.types import Scored
 
 MOST = 1e308

@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.report.terminal import _plain
-from trailmark.runs.store import to_json, write_segment
+from trailmark.runs.episode_json import to_json
+from trailmark.runs.store import write_segment
 from trailmark.types import Annotation
 
 

@@ -16,7 +16,7 @@ from trailmark.engines.local import LocalEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.rollout.branch import Point, branch
 from trailmark.rollout.play import Seat, play
-from trailmark.runs.store import from_json, to_json
+from trailmark.runs.episode_json import from_json, to_json
 from trailmark.serve.body import ChatBody, read
 from trailmark.serve.errors import ApiError
 from trailmark.tasks.base import Observation, Step

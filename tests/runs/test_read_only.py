@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.runs.store import Run, hold
+from trailmark.runs.atomic_files import hold
+from trailmark.runs.store import Run
 
 RECIPE = """
 method: policy_gradient

@@ -11,8 +11,8 @@ import forked
 import pytest
 
 from trailmark.errors import RecipeError, RunBusy, RunError
+from trailmark.runs.atomic_files import hold
 from trailmark.runs.stages import Stage, run_stages
-from trailmark.runs.store import hold
 
 SCRIPT = """
 import sys

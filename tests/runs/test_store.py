@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 
 from trailmark.config import RunConfig
 from trailmark.errors import DataError, RecipeError, RunError
+from trailmark.runs.atomic_files import atomic_write
+from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.launch import launch
 from trailmark.runs.store import (
     Run,
     append_line,
-    atomic_write,
-    from_json,
     read_annotations,
     read_episodes,
     read_metrics,
     read_segment,
     segments,
-    to_json,
     truncate_metrics,
     truncate_segments,
     write_segment,

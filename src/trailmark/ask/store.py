@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.runs.store import append_text, cannot_write, whole_lines
+from trailmark.runs.atomic_files import append_text, cannot_write, whole_lines
 
 
 def content_key(content: Any) -> str:

@@ -46,7 +46,8 @@ def finish(out: Path, results: Results, quiet: bool) -> None:
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import table, warnings
     from trailmark.report import write_report
-    from trailmark.runs.store import atomic_write, read_segment
+    from trailmark.runs.atomic_files import atomic_write
+    from trailmark.runs.store import read_segment
     from trailmark.terminal.output import finish as show
 
     r = results

@@ -21,7 +21,8 @@ def verify(
     Writes RUN/verify.json. Exit code 0: all is well or does not apply; 1: something failed.
     """
     from trailmark.errors import RunError
-    from trailmark.runs.store import Run, atomic_write
+    from trailmark.runs.atomic_files import atomic_write
+    from trailmark.runs.store import Run
 
     Run.open(run)  # before torch is imported
     from trailmark.verify import verify as certify

@@ -10,7 +10,7 @@ from trailmark.data.output_paths import new_file
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.formats.rows import json_lines
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.runs.store import atomic_write
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.tasks import get_task
 from trailmark.types import Episode, Task
 

@@ -22,9 +22,10 @@ from typing import Any
 
 from trailmark.errors import DataError, RunError, TrailmarkError, nearest
 from trailmark.plain_files import read_json as plain_json
+from trailmark.runs.atomic_files import atomic_write, cannot_write
 from trailmark.runs.fingerprints import as_json
 from trailmark.runs.stages import Stage, record_of, run_stages
-from trailmark.runs.store import Run, atomic_write, cannot_write
+from trailmark.runs.store import Run
 
 OURS = (".lock", "settings.json")  # files that exist before the first stage
 

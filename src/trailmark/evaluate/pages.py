@@ -9,7 +9,7 @@ from typing import Any
 from trailmark.errors import DataError
 from trailmark.evaluate.tables import format_interval, study_markdown
 from trailmark.plain_files import read_json
-from trailmark.runs.store import atomic_write
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.terminal.pictures import BLUE, GREY, picture
 
 VERDICTS = {"holds": "#2a9d5c", "reversed": "#c8553d", "unclear": "#b08900", "one seed": "#8d99ae"}

@@ -36,7 +36,7 @@ from trailmark.evaluate.measures import Budget, Measure, collect
 from trailmark.methods.pipeline import training_stage
 from trailmark.recipe import load_yaml, shipped
 from trailmark.runs import stages as pipeline
-from trailmark.runs.store import atomic_write
+from trailmark.runs.atomic_files import atomic_write
 
 
 class Arm(Config):

@@ -21,7 +21,7 @@ from trailmark.formats.conversations import unread
 from trailmark.formats.line_file import Lines
 from trailmark.formats.rows import Row, RowFile
 from trailmark.progress import counted
-from trailmark.runs.store import from_json
+from trailmark.runs.episode_json import from_json
 from trailmark.types import Annotation, Episode
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from trailmark.errors import DataError
 from trailmark.formats.turns import Imported
-from trailmark.runs.store import atomic_write, beside, read_segment, to_json
+from trailmark.runs.atomic_files import atomic_write
+from trailmark.runs.episode_json import to_json
+from trailmark.runs.store import beside, read_segment
 from trailmark.types import Annotation, Episode
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from trailmark.errors import DataError
 from trailmark.formats.line_file import Lines
 from trailmark.progress import counted
-from trailmark.runs.store import atomic_write
+from trailmark.runs.atomic_files import atomic_write
 
 T = TypeVar("T")
 

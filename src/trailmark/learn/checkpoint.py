@@ -34,8 +34,8 @@ from trailmark.models.adapters import name_base
 from trailmark.models.checked import load_plain, same_names
 from trailmark.models.lm import LM
 from trailmark.plain_files import read_json
+from trailmark.runs.atomic_files import cannot_write, sync_folder
 from trailmark.runs.checkpoints import EXTRA, numbered
-from trailmark.runs.store import cannot_write, sync_folder
 
 # errors that reading a cut, empty or edited file may raise
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, TrailmarkError)

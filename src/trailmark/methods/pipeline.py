@@ -23,13 +23,14 @@ from trailmark.config import CheckpointConfig, RunConfig, dump
 from trailmark.errors import RecipeError, nearest
 from trailmark.methods import get_method
 from trailmark.methods.base import Method
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.runs.checkpoints import is_run
 from trailmark.runs.data_files import named_files
 from trailmark.runs.fingerprints import MADE
 from trailmark.runs.launch import launch
 from trailmark.runs.recipe_keys import compared
 from trailmark.runs.stages import Stage, Summary, run_stages, without_keys
-from trailmark.runs.store import Run, atomic_write, read_metrics, truncate_metrics
+from trailmark.runs.store import Run, read_metrics, truncate_metrics
 from trailmark.seats.names import fix_names, named_models
 
 

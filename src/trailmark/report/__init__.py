@@ -30,7 +30,7 @@ def write_report(
     `failed` says whether failed episodes of an evaluation count as lost."""
     from trailmark.errors import RunError
     from trailmark.report.page import build, render
-    from trailmark.runs.store import atomic_write, cannot_write
+    from trailmark.runs.atomic_files import atomic_write, cannot_write
 
     page = Path(out) if out is not None else Path(run) / "report.html"
     data = build(run, tokenizer, failed)

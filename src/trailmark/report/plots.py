@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import RunError
-from trailmark.runs.store import LINK, atomic_write, cannot_write
+from trailmark.runs.atomic_files import LINK, atomic_write, cannot_write
 
 TRAIN, EVAL = "#2f6fb3", "#c8501e"
 FAR = 1e300  # larger numbers are drawn here: matplotlib takes differences of twice their size

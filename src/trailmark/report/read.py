@@ -11,9 +11,10 @@ from trailmark.episodes import evenly
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.plain_files import read_json
 from trailmark.runs.annotations import annotation_files, named_episodes
+from trailmark.runs.atomic_files import lines_of
 from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json
-from trailmark.runs.store import Run, lines_of, metric_row, read_recipe, segments
+from trailmark.runs.store import Run, metric_row, read_recipe, segments
 from trailmark.types import Annotation
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trailmark.errors import DataError
+from trailmark.runs.atomic_files import lines_of
 from trailmark.runs.episode_json import from_json
-from trailmark.runs.store import beside, lines_of, segments, write_rows
+from trailmark.runs.store import beside, segments, write_rows
 from trailmark.types import Annotation, Episode, Scored
 
 

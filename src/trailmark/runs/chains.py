@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.runs.checkpoints import is_checkpoint, listed, prune
 from trailmark.runs.named_models import read_models
-from trailmark.runs.store import Run, atomic_write, read_metrics, read_recipe
+from trailmark.runs.store import Run, read_metrics, read_recipe
 
 PANELS = ("success", "reward", "loss")  # the default metrics of a curve
 COLOURS = ("#2f6fb3", "#c8501e", "#2a9d5c", "#8250a8", "#b08900", "#5b6770")

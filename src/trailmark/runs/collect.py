@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from trailmark.runs.atomic_files import append_text
 from trailmark.runs.episode_json import to_json
-from trailmark.runs.store import append_text, whole_rows, write_beside, write_rows
+from trailmark.runs.store import whole_rows, write_beside, write_rows
 from trailmark.types import Annotation, Episode, Failed
 
 

@@ -20,8 +20,9 @@ from trailmark.config import Config, NamesFile, RunConfig
 from trailmark.errors import DataError, RunError
 from trailmark.functions import function_file
 from trailmark.plain_files import read_json
+from trailmark.runs.atomic_files import atomic_write, file_hash
 from trailmark.runs.checkpoints import is_run, listed
-from trailmark.runs.store import Run, atomic_write, file_hash
+from trailmark.runs.store import Run
 
 NOTE = "data.json"
 WHOLE = 64 << 20

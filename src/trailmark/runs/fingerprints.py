@@ -9,9 +9,9 @@ from typing import Any
 
 from trailmark.marked_yaml import parse
 from trailmark.plain_files import read_plain
+from trailmark.runs.atomic_files import file_hash
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.recipe_keys import compared
-from trailmark.runs.store import file_hash
 
 MADE = "recipe.made.yaml"  # the recipe of a training, where settings that do not change it were changed later
 

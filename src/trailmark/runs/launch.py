@@ -12,10 +12,11 @@ from typing import Any
 from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.memory import need_starts
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.runs.data_files import no_pipes, note_files
 from trailmark.runs.recipe_keys import IGNORED, diff_recipes
 from trailmark.runs.stages import BEFORE
-from trailmark.runs.store import Run, atomic_write
+from trailmark.runs.store import Run
 
 
 def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:

@@ -39,9 +39,10 @@ from trailmark import stopping
 from trailmark.errors import RunError, TrailmarkError, shorten
 from trailmark.fault_points import point
 from trailmark.plain_files import read_json
+from trailmark.runs.atomic_files import atomic_write, cannot_write, file_hash, hold
 from trailmark.runs.data_files import known_files
 from trailmark.runs.fingerprints import as_json, fingerprint, json_text, passing, text_hash
-from trailmark.runs.store import atomic_write, beside, cannot_write, file_hash, hold
+from trailmark.runs.store import beside
 
 BEFORE = "recipe.before.yaml"  # the old recipe of a resumed run whose recipe has changed, until its stages are checked
 # The files that a run writes itself.

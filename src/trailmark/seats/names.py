@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 from trailmark.config import Config, NamesModel
 from trailmark.errors import ModelError
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.runs.named_models import MODELS, read_models
-from trailmark.runs.store import Run, atomic_write
+from trailmark.runs.store import Run
 from trailmark.seats.locate import locate
 
 C = TypeVar("C", bound=Config)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trailmark.runs.store import atomic_write
+from trailmark.runs.atomic_files import atomic_write
 
 BLUE, GREY = "#2a6f97", "#8d99ae"
 STYLE = {"svg.hashsalt": "trailmark", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}

@@ -225,7 +225,8 @@ def calibration(
     from trailmark.methods.lpr.exact import calibration as grouped
     from trailmark.methods.lpr.exact import draw_calibration
     from trailmark.methods.lpr.round import Round
-    from trailmark.runs.store import Run, atomic_write
+    from trailmark.runs.atomic_files import atomic_write
+    from trailmark.runs.store import Run
 
     config = _config(recipe, words)
     run = Run.open(config.out)

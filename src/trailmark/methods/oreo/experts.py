@@ -14,7 +14,7 @@ from typing import Any
 from trailmark.data.output_paths import new_file
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.formats.rows import json_lines
-from trailmark.runs.store import atomic_write
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.tasks.alfworld.source import Alfworld
 from trailmark.tasks.alfworld.trajectories import Trajectory, game_names, read_trajectories, replies
 

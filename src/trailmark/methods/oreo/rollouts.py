@@ -18,7 +18,7 @@ from trailmark.errors import DataError
 from trailmark.formats.conversations import checked_messages
 from trailmark.formats.rows import Row, json_lines
 from trailmark.plain_files import read_json
-from trailmark.runs.store import atomic_write
+from trailmark.runs.atomic_files import atomic_write
 
 
 def merge(folders: Sequence[Path], out: Path, failures: bool = False) -> tuple[int, int]:

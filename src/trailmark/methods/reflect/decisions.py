@@ -21,7 +21,7 @@ from typing import Any, Literal
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row, each, json_lines
 from trailmark.methods.reflect.formats import ACTION, ANALYZE, SftStep
-from trailmark.runs.store import atomic_write
+from trailmark.runs.atomic_files import atomic_write
 
 Wanted = Literal["oracle", "behaviour"]
 STEPS = "steps.jsonl"

@@ -20,8 +20,9 @@ from trailmark.formats.rows import Row
 from trailmark.methods.reflect.decisions import Decision, from_row, write_decisions
 from trailmark.methods.reflect.teacher import Moment, Teacher
 from trailmark.run_async import wait
+from trailmark.runs.atomic_files import whole_lines
 from trailmark.runs.episode_json import object_from_json
-from trailmark.runs.store import append_line, whole_lines
+from trailmark.runs.store import append_line
 from trailmark.tasks.base import Observation, World
 from trailmark.types import Task
 

@@ -53,7 +53,8 @@ from trailmark.methods.vrcli.plan_controls import not_about_the_row, own_gain, p
 from trailmark.methods.vrcli.words import words_of
 from trailmark.rollout.judged import as_play, give_verdicts
 from trailmark.run_async import wait
-from trailmark.runs.store import Run, atomic_write, read_segment
+from trailmark.runs.atomic_files import atomic_write
+from trailmark.runs.store import Run, read_segment
 from trailmark.score.base import filled
 from trailmark.score.likelihood import TextScorer, after_markers
 from trailmark.seats.locate import locate

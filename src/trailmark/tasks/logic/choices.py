@@ -13,7 +13,7 @@ import numpy as np
 from trailmark.answers import original_index, read_answer
 from trailmark.episodes import counted, won
 from trailmark.errors import DataError, RunError, TrailmarkError
-from trailmark.runs.store import atomic_write
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.stats.intervals import mean_of, proportion
 from trailmark.types import Episode, Failed, Scored
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row, each, json_lines
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.runs.fingerprints import as_json
-from trailmark.runs.store import atomic_write
 from trailmark.tasks.auto_explore.commands import way_to
 from trailmark.tasks.auto_explore.records import plain_path, repo_name
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from trailmark.data.stages import Counts
 from trailmark.errors import DataError
 from trailmark.plain_files import read_plain
-from trailmark.runs.store import cannot_write, sync_folder
+from trailmark.runs.atomic_files import cannot_write, sync_folder
 from trailmark.tasks.auto_explore.contents import NotText, decode, kind_of
 from trailmark.tasks.auto_explore.repo import MOST_LEVELS
 

@@ -38,7 +38,7 @@ def chapters(
             lines += [f"{name},{metric},{v!r}" for _, v in mine]
         result["systems"][name] = about
     if out is not None:
-        from trailmark.runs.store import atomic_write
+        from trailmark.runs.atomic_files import atomic_write
 
         atomic_write(out, ("\n".join(lines) + "\n").encode(), "chapters")
     if json:

@@ -41,7 +41,7 @@ def judge(
     from trailmark.methods.vrcli.commands.chapters import named_files, read_texts
     from trailmark.methods.vrcli.pairwise import SAME
     from trailmark.methods.vrcli.plans import read_scored_rows
-    from trailmark.runs.store import atomic_write
+    from trailmark.runs.atomic_files import atomic_write
     from trailmark.score.config import ModelJudgeConfig
     from trailmark.score.judge import ModelJudge
     from trailmark.seats.config import HttpSeat

@@ -24,8 +24,8 @@ from typing import Any, Literal
 from trailmark.data.stages import Counts
 from trailmark.errors import DataError
 from trailmark.methods.vrcli.stories.leaks import MOST, N, leaked
+from trailmark.runs.atomic_files import atomic_write
 from trailmark.runs.fingerprints import as_json
-from trailmark.runs.store import atomic_write
 from trailmark.tasks.stories.lengths import fit
 from trailmark.tasks.stories.prompts import VERSION, Messages, Pieces, Show, baseline, pieces, reasoning
 from trailmark.tasks.stories.rows import AnyRow, StoryRow, content_id, read_rows
