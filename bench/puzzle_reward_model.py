@@ -21,8 +21,8 @@ from trailmark.models.load import load_model
 from trailmark.rollout.play import Seat, play
 from trailmark.score.classes import class_numbers, over_steps, step_outputs
 from trailmark.score.value_models import locate_value
-from trailmark.seats.names import fix_names
 from trailmark.seats.open import open_engine
+from trailmark.seats.pinned_models import pin_models
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
@@ -30,7 +30,7 @@ from trailmark.tasks.base import draw_tasks
 
 def main(road: str, models: list[str]) -> None:
     source = get_task("puzzle", level=1)
-    policy = load_model(fix_names(ModelConfig.model_validate({"name": f"{road}/sft"})))
+    policy = load_model(pin_models(ModelConfig.model_validate({"name": f"{road}/sft"})))
     engine = open_engine(policy, EngineConfig(max_num_seqs=128, max_len=64))
     seat = Seat("policy", engine, max_tokens=40)
     played = play(source, draw_tasks(source, "val", 200, 100), [seat], n=8, seed=101, prefix="bench:")

@@ -32,7 +32,7 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 class NamesModel:
     """Marks a recipe key whose text names a model: a name on the hub, a folder, a run or a checkpoint. A checkpoint may
     hold several models; `seat` says which one is meant. With `stored`, the model must be in a local folder.
-    `seats/names.py` finds these keys in the recipe of any method."""
+    `seats/pinned_models.py` finds these keys in the recipe of any method."""
 
     seat: str = "policy"
     stored: bool = False

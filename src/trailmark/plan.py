@@ -39,8 +39,8 @@ from trailmark.methods.base import Method, ModelInMemory
 from trailmark.models.context_limit import context_of, text_config
 from trailmark.models.load import describe, pick_device, shape_of
 from trailmark.runs.store import Run
-from trailmark.seats.names import fix_names
 from trailmark.seats.open import watching
+from trailmark.seats.pinned_models import pin_models
 from trailmark.types import Sample
 
 STEPS = 3  # of the probe
@@ -120,7 +120,7 @@ class Plan:
 
 def make_plan(config: RunConfig, probe: bool = True) -> Plan:
     """The plan of a recipe, with a part for each of its trainings."""
-    trainings = get_method(config.method).trainings(fix_names(config))
+    trainings = get_method(config.method).trainings(pin_models(config))
     return Plan([_part(name, cls, inner, probe) for name, cls, inner in trainings])
 
 

@@ -115,7 +115,7 @@ def after_step() -> Iterator[Asked]:
 
 
 @contextlib.contextmanager
-def noting(how: str | Callable[[], str]) -> Iterator[None]:
+def advising(how: str | Callable[[], str]) -> Iterator[None]:
     """If the block is stopped, `how` says what was kept or how to go on."""
     try:
         yield

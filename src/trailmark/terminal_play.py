@@ -93,7 +93,7 @@ class _Replay(World):
 
 def episode_of(person_play: PersonPlay, tokenizer: Any) -> Episode:
     """The play as an episode with exact tokens."""
-    from trailmark.rollout.judged import give_verdicts, judge_of
+    from trailmark.rollout.judging import give_verdicts, judge_of
     from trailmark.rollout.play import Desk, Seat, Start
     from trailmark.seats.open import open_script
 

@@ -21,7 +21,7 @@ from trailmark.methods.pipeline import training_stage
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.objectives import WeightedLogp
-from trailmark.rollout.judged import judge_episodes
+from trailmark.rollout.judging import judge_episodes
 from trailmark.rollout.play import start_all
 from trailmark.runs.stages import Stage, run_stages
 from trailmark.runs.store import read_metrics, read_segment
@@ -30,8 +30,8 @@ from trailmark.score.base import Judge, Verdict
 from trailmark.score.config import ModelJudgeConfig
 from trailmark.score.judge import ModelJudge, read_object
 from trailmark.seats.config import LocalSeat, check_seats, filled
-from trailmark.seats.names import fix_names
-from trailmark.seats.table import Table
+from trailmark.seats.open_seats import OpenSeats
+from trailmark.seats.pinned_models import pin_models
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import Annotation, Scored, Task
 
@@ -95,14 +95,14 @@ async def self_play(desk):
         await desk.act(said.text)
 
 
-def open_table(strategist):
+def open_seats(strategist):
     """Both strategists are the model that is trained; both agents are one frozen model."""
     short = SamplingConfig(max_tokens=5)
     seats = {f"strategist_{s}": LocalSeat(trained=True, side=s, sampling=short) for s in SIDES}
     seats |= {f"agent_{s}": LocalSeat(model=AGENT, side=s, sampling=short) for s in SIDES}
     check_seats(seats, trains=2)
-    lm = load_model(fix_names(strategist))
-    return Table(filled(seats, None, None), {f"strategist_{s}": lm for s in SIDES})
+    lm = load_model(pin_models(strategist))
+    return OpenSeats(filled(seats, None, None), {f"strategist_{s}": lm for s in SIDES})
 
 
 def strategies(e, seat="strategist"):
@@ -165,10 +165,10 @@ def round_stages(root, number, judge):
     source = Bargain()
 
     def played(folder):
-        table = open_table(before)
-        table.publish(number - 1)
+        opened = open_seats(before)
+        opened.publish(number - 1)
         starts = start_all(source.tasks(), 2, seed=number, prefix=f"{number}:")
-        made = collect_starts(folder / "all.jsonl", source, starts, table.seats, self_play, judge=Goals())
+        made = collect_starts(folder / "all.jsonl", source, starts, opened.seats, self_play, judge=Goals())
         return {"goal": float(np.mean([o.reward for e in made for o in e.outcomes.values()]))}
 
     def labelled(folder):
@@ -260,8 +260,8 @@ def test_two_rounds_are_made_and_the_judge_is_asked_nothing_twice(made):
 def test_who_sits_where_and_who_sees_what(made):
     root = made[0]
     frozen, start = load_model(AGENT), load_model(STRATEGIST)
-    assert open_table(STRATEGIST).engines["agent_a"].lm.fingerprint() == frozen.fingerprint()  # after both rounds
-    trained = [load_model(fix_names(ModelConfig(name=str(root / f"train-{k}"), dtype="float64"))) for k in (1, 2)]
+    assert open_seats(STRATEGIST).engines["agent_a"].lm.fingerprint() == frozen.fingerprint()  # after both rounds
+    trained = [load_model(pin_models(ModelConfig(name=str(root / f"train-{k}"), dtype="float64"))) for k in (1, 2)]
     assert len({start.fingerprint(), *(lm.fingerprint() for lm in trained)}) == 3
     for number in (1, 2):
         for e in read_segment(root / f"play-{number}/all.jsonl"):

@@ -32,8 +32,8 @@ from trailmark.runs.store import read_metrics, read_segment
 from trailmark.samples import class_sample
 from trailmark.score.classes import episode_scores, over_steps, step_scores
 from trailmark.seats.config import ScriptedSeat
-from trailmark.seats.names import fix_names
-from trailmark.seats.table import Table
+from trailmark.seats.open_seats import OpenSeats
+from trailmark.seats.pinned_models import pin_models
 from trailmark.steps import mark_steps
 from trailmark.tasks.arith import Arith
 from trailmark.types import Annotation, Episode, Sample, Scored, Task, Turn
@@ -110,16 +110,16 @@ def process_pairs(group, rewards, best_of=10, most=10, margin=0.5):
 def lpr(root, tasks=6, n=8, margin=1e-3, seed=0):
     """The stages of one round."""
     source = Arith(level=2)
-    table = Table({"policy": ScriptedSeat(function=f"{__file__}:careless")}, seed=seed)
+    opened = OpenSeats({"policy": ScriptedSeat(function=f"{__file__}:careless")}, seed=seed)
     at = {name: root / name for name in ("solutions", "states", "completions", "values", "head", "scores", "pairs")}
 
     def solutions(folder):
         starts = start_all(source.tasks("train", tasks, seed), n, seed)
-        return {"episodes": len(collect_starts(folder / "all.jsonl", source, starts, table.seats))}
+        return {"episodes": len(collect_starts(folder / "all.jsonl", source, starts, opened.seats))}
 
     def solved():
         found = read_segment(at["solutions"] / "all.jsonl")
-        return [mark_steps(e, "policy", table.tokenizer, "newline") for e in found]
+        return [mark_steps(e, "policy", opened.tokenizer, "newline") for e in found]
 
     def states(folder):
         points = sample_states(solved(), 0.0, 1.0, random.Random(seed))
@@ -132,7 +132,7 @@ def lpr(root, tasks=6, n=8, margin=1e-3, seed=0):
 
     def completions(folder):
         starts = branch_starts(points(), K, seed + 1)
-        return {"episodes": len(collect_starts(folder / "all.jsonl", source, starts, table.seats))}
+        return {"episodes": len(collect_starts(folder / "all.jsonl", source, starts, opened.seats))}
 
     def values(folder):
         made, episodes = read_segment(at["completions"] / "all.jsonl"), solved()
@@ -149,7 +149,7 @@ def lpr(root, tasks=6, n=8, margin=1e-3, seed=0):
         return {"states": len(right)}
 
     def scores(folder):
-        lm = load_model(fix_names(ModelConfig(name=str(at["head"]), dtype="float64")))
+        lm = load_model(pin_models(ModelConfig(name=str(at["head"]), dtype="float64")))
         notes, episodes = step_scores(lm, solved(), head="step", classes=(2, 3)), solved()
         formats.write("episodes", folder / "all.jsonl", episodes, None, annotations=notes)
         return {"product": episode_scores(notes, "product")}
@@ -228,7 +228,7 @@ def test_the_head_learns_and_is_read_at_the_ends_of_steps(made):
     rows = read_metrics(root / "head")
     assert rows[0]["cross_entropy"] == pytest.approx(math.log(4), abs=1e-12)
     assert rows[-1]["cross_entropy"] < 0.9 * rows[0]["cross_entropy"]
-    lm = load_model(fix_names(ModelConfig(name=str(root / "head"), dtype="float64"))).freeze()
+    lm = load_model(pin_models(ModelConfig(name=str(root / "head"), dtype="float64"))).freeze()
     lm.base.set_attn_implementation("sdpa")
     found = formats.read("episodes", root / "scores" / "all.jsonl", None)
     for e, note in zip(found.episodes, found.annotations, strict=True):

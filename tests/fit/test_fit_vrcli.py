@@ -27,7 +27,7 @@ from trailmark.samples import build_samples
 from trailmark.score.base import Play
 from trailmark.score.function import FunctionJudge
 from trailmark.score.likelihood import Likelihood, TextScorer, after_markers, gain_reward, gold_row, improvement
-from trailmark.seats.names import fix_names
+from trailmark.seats.pinned_models import pin_models
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Episode, Sample, Scored, Task, Turn
 
@@ -109,7 +109,7 @@ def test_a_run_is_paid_by_likelihood_and_learns_from_groups(rows, tmp_path):
     assert len(kept) == 6  # a baseline and a score without a plan for each row, whatever was written
     (row,) = read_metrics(tmp_path / "run")
     assert row["kl"] >= 0 and row["grad_norm"] > 0 and abs(row["policy"]) < 1
-    start, trained = load_model(config.model), load_model(fix_names(ModelConfig(name=str(tmp_path / "run"))))
+    start, trained = load_model(config.model), load_model(pin_models(ModelConfig(name=str(tmp_path / "run"))))
     assert trained.fingerprint() != start.fingerprint() and generator.fingerprint() == before
     launch(PolicyGradientMethod, recipe(rows, tmp_path / "run", steps=2), resume=True)
     assert (tmp_path / "run/judge/likelihoods.jsonl").read_text().splitlines() == kept  # nothing was computed again

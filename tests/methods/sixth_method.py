@@ -32,7 +32,7 @@ from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.config import AnyKind, SeatConfig, seats_section, trained_seats
-from trailmark.seats.table import Table
+from trailmark.seats.open_seats import OpenSeats
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Annotation, Episode, Task
@@ -110,13 +110,13 @@ class HintMethod(Method):
         self.source = get_task(config.task.name, **config.task.options)
         keep_judge(self.source, run.path)
         adviser = self.load_first_model()
-        self.table = Table(self.seats_of(config), {"adviser": adviser}, config.seed)
+        self.opened = OpenSeats(self.seats_of(config), {"adviser": adviser}, config.seed)
         self.learner = Learner({"policy": adviser}, config.learner, total=config.steps)
         self.step_metrics: dict[str, float] = {}
 
     def play(self, tasks: Sequence[Task], version: int, prefix: str, **more: Any) -> list[Episode]:
-        self.table.publish(version)
-        return play(self.source, tasks, self.table.seats, advised, prefix=prefix, **more)
+        self.opened.publish(version)
+        return play(self.source, tasks, self.opened.seats, advised, prefix=prefix, **more)
 
     def updates(self, step: int) -> Iterator[Update]:
         c, notes = self.config, list[Annotation]()

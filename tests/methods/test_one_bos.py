@@ -118,7 +118,7 @@ def test_reflector_and_policy_in_lessons_and_in_play(folder):
         "model": {"name": "tiny", "tokenizer": str(folder), "shape": SHAPE},
     }, reflect.ReflectRecipe)  # fmt: skip
     method = Players(config, None, ["reflector", "policy"])
-    (e,) = play(method.source, method.source.tasks("all", 1), method.table.seats, two_players(method.talk))
+    (e,) = play(method.source, method.source.tasks("all", 1), method.opened.seats, two_players(method.talk))
     seen = method.source.make().reset(method.source.tasks("all", 1)[0])
     lesson = Lesson(seen.state, seen.menu, e.turns[0].text.split("# Action:")[0], "0", "0")
     for which, turn in (("reflector", e.turns[0]), ("policy", e.turns[1])):

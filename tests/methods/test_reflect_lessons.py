@@ -73,7 +73,7 @@ def test_labels_of_lessons_are_shuffled_as_in_play(make, shuffle):
 def test_a_lesson_and_a_play_have_the_same_prompt(make):
     """The prompt that is imitated on is token for token the one that is played on."""
     run = make(instruction="Think first.\n")
-    (e,) = play(run.source, run.source.tasks("all")[:1], run.table.seats, two_players(run.talk))
+    (e,) = play(run.source, run.source.tasks("all")[:1], run.opened.seats, two_players(run.talk))
     first = run.source.make().reset(run.source.tasks("all")[0])
     lesson = Lesson(first.state, first.menu, e.turns[0].text.split("# Action:")[0], "0", "0")
     for which, turn in (("reflector", e.turns[0]), ("policy", e.turns[1])):

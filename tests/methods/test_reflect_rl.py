@@ -104,7 +104,7 @@ def test_entropy_shifts_no_reported_success(tmp_path):
 
 def rollout(run, n=6):
     tasks = run.levels[0].batch(run.source, n, 0, 1, 0)
-    return play(run.source, tasks, run.table.seats, two_players(run.talk), seed=3)
+    return play(run.source, tasks, run.opened.seats, two_players(run.talk), seed=3)
 
 
 def test_the_ratio_is_1_in_the_first_epoch(tmp_path):

@@ -23,7 +23,7 @@ from trailmark.runs.store import read_metrics
 from trailmark.score.classes import class_numbers, step_outputs
 from trailmark.score.value_models import load_values
 from trailmark.score.values import Line
-from trailmark.seats.names import fix_names
+from trailmark.seats.pinned_models import pin_models
 from trailmark.steps import mark_steps, token_border, without_end
 from trailmark.types import Annotation
 
@@ -144,7 +144,7 @@ def test_a_reward_model_goes_on_from_another(solutions):
     other = config(solutions, kind="outcome", data=c.data, out=str(solutions / "other"), begin=str(solutions / "run"))
     with pytest.raises(ModelError, match="has 4 outputs, and kind outcome needs 2"):
         launch(RewardModelMethod, other)
-    lm = load_model(fix_names(ModelConfig(name=str(solutions / "run/checkpoints/000020/value"), dtype="float64")))
+    lm = load_model(pin_models(ModelConfig(name=str(solutions / "run/checkpoints/000020/value"), dtype="float64")))
     assert lm.heads["step"].weight.shape == (4, 32)
 
 

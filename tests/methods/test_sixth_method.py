@@ -24,7 +24,7 @@ from trailmark.engines.local import LocalEngine
 from trailmark.methods.sft import conversation_samples
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_annotations, read_episodes, read_metrics, read_segment
-from trailmark.seats.locate import load_tokenizer
+from trailmark.seats.model_names import load_tokenizer
 
 HERE = Path(__file__).parent
 FILE, PAGE = HERE / "sixth_method.py", HERE.parents[1] / "docs/write-a-method.md"

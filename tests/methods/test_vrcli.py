@@ -17,7 +17,7 @@ from trailmark.methods.vrcli.plans import plans_of, read_scored_rows, score_plan
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_segment
 from trailmark.score.likelihood import TextScorer
-from trailmark.seats.locate import locate
+from trailmark.seats.model_names import locate
 
 MODEL = "{name: tiny, tokenizer: hints/tokenizer, shape: {layers: 1, width: 16, heads: 2, context: 256}}"
 REWARD = (

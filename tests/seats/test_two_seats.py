@@ -19,7 +19,7 @@ from trailmark.methods import get_method
 from trailmark.models.load import load_model
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.store import read_annotations, read_episodes, read_metrics, read_segment
-from trailmark.seats.locate import locate
+from trailmark.seats.model_names import locate
 from trailmark.types import Scored
 
 HERE = Path(__file__).parent

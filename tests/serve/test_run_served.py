@@ -24,7 +24,7 @@ from trailmark.learn.checkpoint import save_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import stop_ids
 from trailmark.runs.launch import launch
-from trailmark.seats.locate import Located, locate
+from trailmark.seats.model_names import Located, locate
 from trailmark.serve.prompt_format import PromptFormat, format_of_run, plain_format
 from trailmark.serve.run_settings import longest, served_model
 from trailmark.types import SamplingLaw

@@ -120,7 +120,7 @@ def train(
         raise RunError(f"--resume: there is no run in {config.out} to go on with; leave --resume out to start one.")
     if insist:
         os.environ[INSIST] = "1"
-    with stopping.noting(lambda: _go_on(config.out, recipe, overrides or ())):
+    with stopping.advising(lambda: _go_on(config.out, recipe, overrides or ())):
         launch(methods.get_method(config.method), config, resume)
     typer.echo(f"The run is in {config.out}. To look at it: trailmark report {shlex.quote(config.out)}", err=True)
 

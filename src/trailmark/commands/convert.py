@@ -65,7 +65,7 @@ def _checkpoint(
     from trailmark.errors import TrailmarkError
     from trailmark.models import shards
     from trailmark.runs.checkpoints import is_run
-    from trailmark.seats.locate import locate
+    from trailmark.seats.model_names import locate
 
     if dtype not in ("", "float32", "bfloat16", "float16"):
         raise TrailmarkError(f"convert: --dtype '{dtype}' is not known: float32, bfloat16 or float16.")
@@ -104,7 +104,7 @@ def _rows(
     from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError
     from trailmark.formats.turns import differ
-    from trailmark.seats.locate import load_tokenizer
+    from trailmark.seats.model_names import load_tokenizer
     from trailmark.types import Scored
 
     find(from_), find(to)

@@ -80,7 +80,7 @@ def evaluate(
     if play.search is None and (play.value or play.budget or play.tree):
         raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
     from trailmark.evaluate.players import with_task
-    from trailmark.seats.locate import is_address
+    from trailmark.seats.model_names import is_address
 
     is_model = lambda w: "=" not in w and (is_address(w) or Path(w).is_dir() or w in ("random", "oracle"))
     models = [str(model), *filter(is_model, words or ())]
@@ -175,16 +175,17 @@ def _played(models: list[str], options: PlayOptions) -> dict[str, dict[str, Play
     """What each model played, by the name of the model and by what was varied."""
     from trailmark.config import SamplingConfig
     from trailmark.evaluate.players import play_model, remote_seat, varied
-    from trailmark.seats.locate import is_address
+    from trailmark.seats.model_names import is_address
     from trailmark.seats.open import NoServer
-    from trailmark.stopping import noting
+    from trailmark.stopping import advising
 
     stored = options.out is not None and any(map(is_address, models))
     try:
         for name in filter(is_address, models[1:]):  # check servers now, before the first model plays for an hour
             remote_seat(name, options, SamplingConfig())
         each = varied(options)
-        with noting("plays of a server are kept beside --out, others are not" if stored else "its plays are not kept"):
+        lost = "plays of a server are kept beside --out, others are not" if stored else "its plays are not kept"
+        with advising(lost):
             return {name: {label: play_model(name, o) for label, o in each} for name in dict.fromkeys(models)}
     except NoServer as problem:
         say_error(str(problem))
@@ -193,7 +194,7 @@ def _played(models: list[str], options: PlayOptions) -> dict[str, dict[str, Play
 
 def _must_be_answered(made: Mapping[str, Played], share: float) -> None:
     from trailmark.failures import must_be_few, unanswered
-    from trailmark.seats.locate import is_address
+    from trailmark.seats.model_names import is_address
     from trailmark.types import Failed
 
     then = "With --out FILE the others are kept, and the same command asks only for what failed."

@@ -88,8 +88,8 @@ def play(
 ) -> None:
     """Play a task in the terminal and save the episode. With a run and --seat, play its task together with its
     models."""
-    from trailmark.rollout.judged import judge_of
-    from trailmark.seats.locate import load_tokenizer
+    from trailmark.rollout.judging import judge_of
+    from trailmark.seats.model_names import load_tokenizer
     from trailmark.tasks import get_task
     from trailmark.terminal_play import PersonPlay, pick_start, play_in_terminal
 
@@ -122,10 +122,10 @@ def play(
 
 
 def _save(person_play: PersonPlay, tokenizer: Any, out: Path) -> None:
-    from trailmark.rollout.judged import noting
+    from trailmark.rollout.judging import collecting_notes
     from trailmark.terminal_play import episode_of
 
-    with noting(person_play.source) as notes:
+    with collecting_notes(person_play.source) as notes:
         episode = episode_of(person_play, tokenizer)
     _store(episode, notes, len(person_play.played), out)
 
@@ -146,12 +146,12 @@ def _sit_at_table(
     episodes."""
     from trailmark.errors import TrailmarkError, nearest
     from trailmark.evaluate.players import method_of
-    from trailmark.rollout.judged import noting
+    from trailmark.rollout.judging import collecting_notes
     from trailmark.rollout.play import play as play_episodes
-    from trailmark.score.config import fix_options
+    from trailmark.score.config import pin_options
     from trailmark.seats.config import PersonSeat
-    from trailmark.seats.locate import locate
-    from trailmark.seats.table import Table, stored_seats
+    from trailmark.seats.model_names import locate
+    from trailmark.seats.open_seats import OpenSeats, stored_seats
     from trailmark.tasks import get_task, task_options
     from trailmark.terminal_play import pick_start
 
@@ -166,16 +166,16 @@ def _sit_at_table(
         raise TrailmarkError(f"'{run}' has no seat '{seat}' (seats: {', '.join(seats)}).{nearest(seat, seats)}")
     mine = PersonSeat(sampling=seats[seat].sampling, side=seats[seat].side)
     others = stored_seats({n: s for n, s in seats.items() if n != seat}, found.checkpoint, config.model)
-    table = Table(
+    opened = OpenSeats(
         {n: mine if n == seat else others[n] for n in seats}, terminal=(_asker(), lambda t: typer.echo(t, nl=False))
     )
-    source = get_task(config.task.name, **fix_options(options, found.run))
-    table.bind(source)
+    source = get_task(config.task.name, **pin_options(options, found.run))
+    opened.bind(source)
     first = pick_start(source, split or "train", start, seed)
     typer.echo(f"{source.name}, start '{first.id}'; you are '{seat}'.\n")
     protocol = method.evaluation_protocol(config, source)
-    with noting(source) as notes:
-        (episode,) = play_episodes(source, [first], table.seats, protocol, seed=seed)
+    with collecting_notes(source) as notes:
+        (episode,) = play_episodes(source, [first], opened.seats, protocol, seed=seed)
     steps = sum(t.action is not None for t in episode.turns)
     if not steps:
         typer.echo("Nothing was played, so nothing is saved.")

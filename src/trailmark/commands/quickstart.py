@@ -36,7 +36,7 @@ def quickstart(
     if out.exists() and any(out.iterdir()) and not resume:
         raise RunError(f"{out} is not empty: go on with --resume, or choose another directory with --out DIR.")
     words = ["trailmark", "quickstart", "--method", method, "--out", str(out), "--seed", str(seed), "--resume"]
-    with stopping.noting(lambda: f"go on with: {shlex.join(words)}"):
+    with stopping.advising(lambda: f"go on with: {shlex.join(words)}"):
         say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
         finish(out, registry.load("quickstarts", method)(out, seed, resume, say), quiet)
 

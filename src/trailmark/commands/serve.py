@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from trailmark.engines.local import LocalEngine
-    from trailmark.seats.locate import Located
+    from trailmark.seats.model_names import Located
     from trailmark.serve.prompt_format import PromptFormat
 
 TO_HEAR = 5  # seconds in which clients may still read their error
@@ -73,7 +73,7 @@ def serve(
     if missing := [m for m in ("fastapi", "uvicorn") if importlib.util.find_spec(m) is None]:
         raise TrailmarkError(f"serve needs {' and '.join(missing)}: pip install 'trailmark[serve]'")
     with listen(host, port) as listening:
-        from trailmark.seats.locate import locate
+        from trailmark.seats.model_names import locate
         from trailmark.serve.app import build_app
 
         home = locate(model)

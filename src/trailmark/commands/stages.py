@@ -49,10 +49,10 @@ def stages(
 def _list(method: Any, config: Any) -> None:
     from trailmark.runs.stages import stage_state
     from trailmark.runs.store import Run
-    from trailmark.seats.names import fix_names
+    from trailmark.seats.pinned_models import pin_models
 
     run = Run(config.out)
-    config = fix_names(config, run, write=False) if run.recipe_file.is_file() else config
+    config = pin_models(config, run, write=False) if run.recipe_file.is_file() else config
     found = method.stages(config, run)
     width, unsure = max(15, *(len(s.name) for s in found)), dict[Path, str]()  # folders that will be written, by stage
     for stage in found:

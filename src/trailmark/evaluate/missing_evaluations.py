@@ -21,8 +21,8 @@ from trailmark.evaluate.players import local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
 from trailmark.failures import listed, unanswered
 from trailmark.runs.store import read_recipe
-from trailmark.score.config import fix_options
-from trailmark.seats.locate import locate
+from trailmark.score.config import pin_options
+from trailmark.seats.model_names import locate
 from trailmark.types import Episode
 
 
@@ -55,7 +55,7 @@ def _play_like(run: Path, like: Path, episodes: Sequence[Episode]) -> tuple[list
     found, recipe = locate(str(run)), read_recipe(like)
     task = recipe["task"]
     sampling = resolve(recipe.get("sampling") or {}, SamplingConfig)
-    source = get_task(task["name"], **fix_options(task.get("options") or {}, like))
+    source = get_task(task["name"], **pin_options(task.get("options") or {}, like))
     found = dataclasses.replace(found, recipe={**found.recipe, "engine": recipe.get("engine") or {}})
     seat = local_seat(found, "auto", sampling, source)
     tasks = {e.task.id: e.task for e in episodes}

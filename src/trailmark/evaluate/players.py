@@ -13,8 +13,8 @@ from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError, nearest
 from trailmark.evaluate.options import CountOptions, PlayOptions
 from trailmark.failures import must_be_few, unanswered
-from trailmark.score.config import fix_options
-from trailmark.seats.locate import Located, is_address, locate
+from trailmark.score.config import pin_options
+from trailmark.seats.model_names import Located, is_address, locate
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Task
 
@@ -98,7 +98,7 @@ def changed_since(run: Path, config: Any, source: Any) -> list[str]:
 
 def play_model(name: str, wish: PlayOptions) -> Played:
     """`name` may also be the address of a server, "random" or "oracle"."""
-    from trailmark.rollout.judged import noting
+    from trailmark.rollout.judging import collecting_notes
     from trailmark.tasks import get_task, task_options
 
     found = locate(name)
@@ -121,11 +121,11 @@ def play_model(name: str, wish: PlayOptions) -> Played:
     like = whose.recipe if wish.task is None else {}  # the recipe that says what is not given
     about: dict[str, Any] = {"model": found.folder, **_start(wish, whose.recipe)}
     task, options, split = about["task"], about["options"], about["split"]
-    source = get_task(task, **fix_options(options, whose.run if wish.task is None else None))
+    source = get_task(task, **pin_options(options, whose.run if wish.task is None else None))
     made = Played(about, source)
     if wish.leaderboard is not None:
         made.board = registry.load("leaderboards", task)(source, split)
-    with noting(source) as made.notes:
+    with collecting_notes(source) as made.notes:
         _play_seats(found, wish, made) if seated else _play_alone(found, wish, made, like)
     if like and whose.run is not None and (changed := changed_since(whose.run, method_of(like)[1], source)):
         about["warnings"] = changed
@@ -230,7 +230,7 @@ def remote_seat(url: str, wish: PlayOptions, sampling: SamplingConfig) -> Seat:
     """The seat of a model behind an address. The server must answer."""
     from trailmark.rollout.play import Seat
     from trailmark.seats.open import open_server
-    from trailmark.seats.table import sampling_law
+    from trailmark.seats.open_seats import sampling_law
 
     engine = open_server(server(url, wish), "")
     return Seat("policy", engine, sampling_law(sampling), sampling.max_tokens, kind="remote")
@@ -247,12 +247,12 @@ def local_seat(found: Located, device: str, sampling: SamplingConfig, source: An
     """The seat of a model in this process, with the engine settings of its run. `source` takes its labels from the
     tokenizer."""
     from trailmark.seats.config import LocalSeat
-    from trailmark.seats.table import Table
+    from trailmark.seats.open_seats import OpenSeats
 
     model = ModelConfig.model_validate({"name": found.folder, "device": device, "dtype": found.dtype})
-    table = Table({"policy": LocalSeat(model=model, engine=found.engine, sampling=sampling)})
-    table.bind(source)
-    return table.seats[0]
+    opened = OpenSeats({"policy": LocalSeat(model=model, engine=found.engine, sampling=sampling)})
+    opened.bind(source)
+    return opened.seats[0]
 
 
 def searched_seat(source: Any, seat: Seat, wish: PlayOptions) -> Seat:
@@ -278,7 +278,7 @@ def starts_like(recipe: Mapping[str, Any], source: Any, about: Mapping[str, Any]
 def _play_seats(found: Located, wish: PlayOptions, made: Played) -> None:
     """Play a run with several seats: all models come from one checkpoint, as in the run's own evaluation."""
     from trailmark.evaluate.run import evaluate
-    from trailmark.seats.table import Table, stored_seats
+    from trailmark.seats.open_seats import OpenSeats, stored_seats
 
     source, about = made.source, made.about
     method, config = method_of(found.recipe, {**found.section("task"), "options": about["options"]})
@@ -286,16 +286,16 @@ def _play_seats(found: Located, wish: PlayOptions, made: Played) -> None:
         method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device
     )
     stored = {**stored, **other_players(stored, wish)}
-    table = Table({name: redrawn(seat, wish) for name, seat in stored.items()}, seed=config.seed)
-    table.bind(source)
+    opened = OpenSeats({name: redrawn(seat, wish) for name, seat in stored.items()}, seed=config.seed)
+    opened.bind(source)
     tasks = method.starts(config, source, about["split"], about["n"], about["seed"])
     protocol = method.evaluation_protocol(config, source)
-    about |= {"seats": [s.name for s in table.seats], **({"put": wish.put} if wish.put else {})}
-    kept = kept_plays(found.name, wish, made, table.seats, law=[wish.temperature, wish.top_p])
+    about |= {"seats": [s.name for s in opened.seats], **({"put": wish.put} if wish.put else {})}
+    kept = kept_plays(found.name, wish, made, opened.seats, law=[wish.temperature, wish.top_p])
     report = evaluate(
-        source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=about["seed"], kept=kept
+        source, opened.seats, protocol, tasks=tasks, samples=wish.samples, seed=about["seed"], kept=kept
     )
-    made.episodes, made.tokenizer = report.episodes, table.tokenizer
+    made.episodes, made.tokenizer = report.episodes, opened.tokenizer
     made.stored = None if kept is None else kept.path
 
 

@@ -28,7 +28,7 @@ from trailmark.rollout.search import Plan, parse_plan
 from trailmark.rollout.search_episodes import search_episodes
 from trailmark.score.value_models import load_values
 from trailmark.score.values import HttpValues, LogProb, Scorer
-from trailmark.seats.locate import is_address
+from trailmark.seats.model_names import is_address
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode
 

@@ -147,11 +147,11 @@ def _lines(config: RunConfig) -> list[str]:
     from trailmark.models.load import describe
     from trailmark.runs.data_files import no_pipes
     from trailmark.seats.config import described
-    from trailmark.seats.names import fix_names
-    from trailmark.seats.table import check_players
+    from trailmark.seats.open_seats import check_players
+    from trailmark.seats.pinned_models import pin_models
 
     no_pipes(config)
-    model = config.model if config.model.shape else fix_names(config).model
+    model = config.model if config.model.shape else pin_models(config).model
     about = describe(model)
     lines = [
         f"model: {model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"

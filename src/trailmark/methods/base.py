@@ -19,15 +19,15 @@ from trailmark.methods.batches import Walk
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
-from trailmark.rollout.judged import noting
+from trailmark.rollout.judging import collecting_notes
 from trailmark.rollout.play import Protocol
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.stages import Stage, begun_from, is_stage, run_stages
 from trailmark.runs.store import Run, write_beside, write_segment
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled, trained_seats
-from trailmark.seats.locate import locate, stored_model
-from trailmark.seats.names import fix_names
-from trailmark.seats.table import check_servers
+from trailmark.seats.model_names import locate, stored_model
+from trailmark.seats.open_seats import check_servers
+from trailmark.seats.pinned_models import pin_models
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Annotation, Episode, Sample, Task
@@ -173,7 +173,7 @@ class Method(Training):
 
     def collect_notes(self) -> contextlib.AbstractContextManager[list[Annotation]]:
         source = getattr(self, "source", None)
-        return contextlib.nullcontext([]) if source is None else noting(source)
+        return contextlib.nullcontext([]) if source is None else collecting_notes(source)
 
     def keep_plays(
         self,
@@ -198,7 +198,7 @@ class Method(Training):
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
         """Make the stages, then train from the first step, or resume. Returns the metrics of the last step."""
-        config = fix_names(config, run)
+        config = pin_models(config, run)
         seats = cls.seats_of(config)  # fail before anything is loaded if a seat cannot be filled
         stages, begun = cls.stages(config, run), (run.path / "stages" / "used.json").exists()
         if stages:  # report mistakes before the stages take hours, and before any file is moved

@@ -13,7 +13,7 @@ from typing import Any
 
 from trailmark.config import ModelConfig
 from trailmark.errors import RecipeError
-from trailmark.rollout.judged import judge_episodes
+from trailmark.rollout.judging import judge_episodes
 from trailmark.score.config import FunctionJudgeConfig
 from trailmark.score.function import FunctionJudge, open_function
 from trailmark.types import Annotation, Episode, Scored

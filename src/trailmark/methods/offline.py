@@ -42,8 +42,8 @@ from trailmark.samples import chains, scored
 from trailmark.score.value_models import locate_value
 from trailmark.score.values import HeadValues, read_as
 from trailmark.seats.config import AnyKind, LocalSeat, filled
-from trailmark.seats.locate import locate
-from trailmark.seats.table import Table
+from trailmark.seats.model_names import locate
+from trailmark.seats.open_seats import OpenSeats
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Failed, Scored
@@ -87,13 +87,13 @@ class OfflineMethod(Method):
         self.learner = self.make_learner()
         self.objective = self.make_objective()
         self.source = get_task(config.task.name, **config.task.options) if config.task else None
-        self.table = self.open_table(policy) if config.task else None
+        self.opened = self.open_seats(policy) if config.task else None
         if self.source is not None:
             keep_judge(self.source, run.path)
             self.source.bind(policy.tokenizer)
-            if config.eval.every and self.table is not None:
+            if config.eval.every and self.opened is not None:
                 asked = draw_tasks(self.source, config.eval.split, config.eval.n, config.seed)
-                must_show(self.source, asked, self.table.seats)
+                must_show(self.source, asked, self.opened.seats)
 
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """The rows that batches are drawn from, and how many trajectories could not be used, by reason. Episodes are
@@ -118,17 +118,17 @@ class OfflineMethod(Method):
         """The objective that is trained on the rows."""
         raise NotImplementedError(f"{type(self).__name__} must define make_objective(), which returns an Objective")
 
-    def open_table(self, policy: LM) -> Table:
-        return Table(self.seats_of(self.config), {self.config.seat: policy})
+    def open_seats(self, policy: LM) -> OpenSeats:
+        return OpenSeats(self.seats_of(self.config), {self.config.seat: policy})
 
     def metrics(self) -> Mapping[str, float]:
         return self.counts
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        if self.table is None:
+        if self.opened is None:
             return {}
-        (seat,) = self.table.seats
-        self.table.publish(step)
+        (seat,) = self.opened.seats
+        self.opened.publish(step)
         episodes = self.keep_plays(step, lambda: self.play(seat))
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
@@ -145,7 +145,7 @@ class OfflineMethod(Method):
         """At the end: evaluations of the policy as it was before training."""
         f, out = self.config.final, list[Evaluation]()
         if last and f.start:
-            first = lambda: self.play(self.open_table(load_model(self.config.model)).seats[0])
+            first = lambda: self.play(self.open_seats(load_model(self.config.model)).seats[0])
             out.append(Evaluation("start", first, moves=False))
         if last and f.choose:
             out += [Evaluation(how, partial(self.chosen, how), moves=False) for how in CHOICES]
@@ -173,7 +173,7 @@ class OfflineMethod(Method):
     def _answers(self) -> tuple[Seat, list[Episode]]:
         c = self.config
         assert self.source is not None
-        (seat,) = self.open_table(load_model(c.model)).seats
+        (seat,) = self.open_seats(load_model(c.model)).seats
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
         how = {"n": c.final.choose, "seed": c.seed + 1, "failures": c.failures}
         return seat, play(self.source, tasks, [seat], prefix="choose:", **how)

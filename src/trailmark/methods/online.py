@@ -20,7 +20,7 @@ from trailmark.runs.checkpoints import listed
 from trailmark.runs.store import Run, write_segment
 from trailmark.samples import scored
 from trailmark.seats.config import LocalSeat, trained_seats
-from trailmark.seats.table import Table
+from trailmark.seats.open_seats import OpenSeats
 from trailmark.tasks import keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Annotation, Episode, Scored, Task
@@ -42,8 +42,8 @@ class OnlineMethod(Method):
         self.policy = load_model(config.model)
         seats = self.seats_of(config)
         self.seat, *_ = self.trained = trained_seats(seats)
-        self.table = Table(seats, dict.fromkeys(self.trained, self.policy), config.seed, apart=apart)
-        self.table.bind(self.source)
+        self.opened = OpenSeats(seats, dict.fromkeys(self.trained, self.policy), config.seed, apart=apart)
+        self.opened.bind(self.source)
         if not listed(run.checkpoints_dir):  # before a run, not amid it
             self.check_rows()
         self._metrics: dict[str, float] = {}
@@ -59,9 +59,9 @@ class OnlineMethod(Method):
             return
         rows = self.played_rows(self.config, source)
         source.must_render(self.policy.tokenizer, rows)
-        source.must_fit(self.policy.tokenizer, self.table.engines[self.seat].max_len, rows)
+        source.must_fit(self.policy.tokenizer, self.opened.engines[self.seat].max_len, rows)
         if source.judge is not None:
-            source.judge.must_read(rows, self.table.seats[0].max_tokens)
+            source.judge.must_read(rows, self.opened.seats[0].max_tokens)
 
     @classmethod
     def played_rows(cls, config: Any, source: TaskSource) -> list[Task]:
@@ -117,7 +117,7 @@ class OnlineMethod(Method):
         self, tasks: Sequence[Task], n: int, seed: int, prefix: str, version: int, notes: list[Annotation] | None = None
     ) -> list[Episode]:
         """Play episodes with the current policy. A judge's annotations go into `notes`."""
-        self.table.publish(version)
+        self.opened.publish(version)
         return self.play_now(tasks, n, seed, prefix, notes)
 
     def play_now(
@@ -125,7 +125,7 @@ class OnlineMethod(Method):
     ) -> list[Episode]:
         """Play episodes with the weights that the engine has."""
         c, protocol = self.config, self.protocol(self.config, self.source)
-        return play(self.source, tasks, self.table.seats, protocol, n, seed, prefix, notes=notes, failures=c.failures)
+        return play(self.source, tasks, self.opened.seats, protocol, n, seed, prefix, notes=notes, failures=c.failures)
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics

@@ -31,7 +31,7 @@ from trailmark.runs.launch import launch
 from trailmark.runs.recipe_keys import compared
 from trailmark.runs.stages import Stage, Summary, run_stages, without_keys
 from trailmark.runs.store import Run, read_metrics, truncate_metrics
-from trailmark.seats.names import fix_names, named_models
+from trailmark.seats.pinned_models import named_models, pin_models
 
 
 def recipe_stage(
@@ -97,7 +97,7 @@ class Pipeline(Method):
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
         """Make all stages that are not done. Returns the metrics of the last round."""
-        config = fix_names(config, run)
+        config = pin_models(config, run)
         cls.ready(config)
         stages, rounds = cls.stages(config, run), Rounds(run)
         last = {round_of(s.name)[1]: s.name for s in stages}

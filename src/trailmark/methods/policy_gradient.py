@@ -74,7 +74,7 @@ class PolicyGradientMethod(OnlineMethod):
     def batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
         """The episodes of a step and a judge's notes. With `overlap` they were played during the step before, and the
         batch of the next step begins now, with the weights as they are."""
-        publish = lambda: self.table.publish(step - 1)
+        publish = lambda: self.opened.publish(step - 1)
         return self.next.batch(step, self.config.steps, self.played_batch, publish)
 
     def played_batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
@@ -126,7 +126,7 @@ class PolicyGradientMethod(OnlineMethod):
         """The samples of one trained seat, with the advantages of its side."""
         c, mine = self.config, [e for e in good if isinstance(outcome_of(e, seat), Scored)]
         credited = {"advantage": advantages(mine, c.credit, c.gamma, seat)}
-        return build_samples(mine, seat, credited, c.mean, self.table.seat(seat).max_tokens)
+        return build_samples(mine, seat, credited, c.mean, self.opened.seat(seat).max_tokens)
 
     # -- evaluation, memory, checkpoints ------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from trailmark.objectives import Classify, Objective, Ranking, Value
 from trailmark.runs.store import Run
 from trailmark.samples import class_sample, pair
 from trailmark.seats.config import AnyKind
-from trailmark.seats.locate import stored_model
+from trailmark.seats.model_names import stored_model
 from trailmark.types import Annotation, Episode, Failed, Sample, Scored
 
 HEAD = "step"

@@ -42,7 +42,7 @@ from trailmark.runs.store import Run
 from trailmark.samples import annotate_turns, build_samples
 from trailmark.score.classes import check_classes, class_numbers, must_share_tokenizer, step_outputs
 from trailmark.score.tokens import source_of
-from trailmark.seats.locate import stored_model
+from trailmark.seats.model_names import stored_model
 from trailmark.steps import mark_steps, step_types, without_end
 from trailmark.types import Annotation, Episode, Failed, Sample
 
@@ -150,7 +150,7 @@ class StepRlMethod(OnlineMethod):
         first = {e.group: e.task for e in answers}
         seats = [
             dataclasses.replace(s, law=dataclasses.replace(s.law, temperature=0.0)) if s.name == self.seat else s
-            for s in self.table.seats
+            for s in self.opened.seats
         ]
         protocol = self.protocol(c, self.source)
         how = {"seed": c.seed, "prefix": f"{step}:greedy:", "failures": c.failures}

@@ -12,7 +12,7 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.models.openrlhf_critic import foreign_head, import_critic
 from trailmark.score.classes import must_share_tokenizer
-from trailmark.seats.locate import stored_model
+from trailmark.seats.model_names import stored_model
 
 
 def critic_in_memory(model: ModelConfig, critic: CriticConfig, optim: OptimConfig) -> ModelInMemory:

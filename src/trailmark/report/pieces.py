@@ -76,7 +76,7 @@ def run_pieces(run: Run, tokenizer: str | None = None) -> Pieces:
 
 def named(name: str) -> Any:
     """The tokenizer of whatever a name means: tiny, smollm2, a folder, a run, a name on the hub."""
-    from trailmark.seats.locate import load_tokenizer, locate
+    from trailmark.seats.model_names import load_tokenizer, locate
 
     return _light(Path(locate(name).folder)) or load_tokenizer(name)
 

@@ -16,7 +16,7 @@ from trailmark.engines.base import EngineError
 from trailmark.failures import must_be_answered
 from trailmark.memory import need_starts
 from trailmark.rollout.desk import Desk, Start, label_ids, stop_ids
-from trailmark.rollout.judged import give_verdicts, judge_of
+from trailmark.rollout.judging import give_verdicts, judge_of
 from trailmark.rollout.pool import LocalPool, Pool
 from trailmark.run_async import wait
 from trailmark.score.base import Judge

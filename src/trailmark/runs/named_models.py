@@ -11,8 +11,8 @@ MODELS = "models.json"  # file in a run: the folders that the model names of its
 
 
 def read_models(run: Path) -> dict[str, dict[str, str]]:
-    """What the model names of a run's recipe stood for when the run began (`seats/names.py` writes this file). Empty if
-    no name had to be fixed."""
+    """What the model names of a run's recipe stood for when the run began (`seats/pinned_models.py` writes this file).
+    Empty if no name had to be pinned."""
     file = run / MODELS
     if not file.is_file():
         return {}

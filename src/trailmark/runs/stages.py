@@ -166,7 +166,7 @@ def run_stages(
             if only is not None and stage.name not in only:
                 _must_be_done(place, next(n for n in names[names.index(stage.name) :] if n in only))
                 continue
-            with stopping.noting(f"stage '{place.stage.name}' of {place.folder} is not finished"):
+            with stopping.advising(f"stage '{place.stage.name}' of {place.folder} is not finished"):
                 done[stage.name] = _make(place, say, stage.name in redo)
         each(stage, done[stage.name])
     return done

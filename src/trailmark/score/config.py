@@ -15,7 +15,7 @@ from trailmark import registry
 from trailmark.config import ModelConfig, ServerConfig
 from trailmark.errors import RecipeError
 from trailmark.recipe import Config, resolve
-from trailmark.seats.names import fix_part
+from trailmark.seats.pinned_models import pin_part
 
 LIMIT = "most seconds for one {}; a play that takes longer has failed, which is no reward of 0; none: any time"
 
@@ -173,9 +173,9 @@ def judge_config(reward: JudgeConfig | str | Mapping[str, Any]) -> Any:
         raise RecipeError(str(e).replace("'reward.of.", "'reward.") if short else str(e)) from None
 
 
-def fix_options(options: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
+def pin_options(options: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
     """The options of a task, with a folder for the model that `reward` names as judge: what it meant in a run."""
-    return fix_part(typed(options), "task.options", run)
+    return pin_part(typed(options), "task.options", run)
 
 
 def typed(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from trailmark.models.openrlhf_critic import foreign_head, in_our_layout
 from trailmark.runs.checkpoints import is_run
 from trailmark.score.classes import must_share_tokenizer
 from trailmark.score.values import HeadValues, read_as
-from trailmark.seats.locate import locate, newest_checkpoint
+from trailmark.seats.model_names import locate, newest_checkpoint
 
 VALUES = ("critic", "value", "policy")  # the folders of a checkpoint that may hold a value model, in order of search
 

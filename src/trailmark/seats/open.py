@@ -23,7 +23,7 @@ from trailmark.engines.person import PersonEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.run_async import wait
 from trailmark.seats.config import HttpSeat
-from trailmark.seats.locate import load_tokenizer
+from trailmark.seats.model_names import load_tokenizer
 
 if TYPE_CHECKING:
     from trailmark.engines.local import LocalEngine

@@ -27,7 +27,7 @@ from trailmark.templates import apply_template
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
-    from trailmark.seats.locate import Located
+    from trailmark.seats.model_names import Located
 
 Kind = Literal["template", "text", "plain"]
 ROWS = 64  # prompts that are read

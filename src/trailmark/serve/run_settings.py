@@ -10,7 +10,7 @@ from trailmark.memory import free_memory
 
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
-    from trailmark.seats.locate import Located
+    from trailmark.seats.model_names import Located
 
 SHARE = 0.5  # share of the free memory for keys and values, if no length is given
 UNKNOWN = 8e9  # bytes that count as free on a machine that does not say

@@ -13,9 +13,9 @@ from trailmark.episodes import evenly
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.runs.store import Run, read_recipe, read_segment, segments
 from trailmark.samples import build_samples, scored
-from trailmark.score.config import fix_options
-from trailmark.seats.locate import models_in
-from trailmark.seats.names import fix_names
+from trailmark.score.config import pin_options
+from trailmark.seats.model_names import models_in
+from trailmark.seats.pinned_models import pin_models
 from trailmark.types import Episode, Sample
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Evidence:
         if task is None:
             raise Missing("the recipe has no task")
         try:
-            source: Any = get_task(task.name, **fix_options(task.options, self.run.path))
+            source: Any = get_task(task.name, **pin_options(task.options, self.run.path))
             if source.binds:
                 source.bind(self.weights.any().tokenizer)
             return source
@@ -188,7 +188,7 @@ class Weights:
 
         ev = self.evidence
         try:
-            return load_model(config or ev.method.first_model(fix_names(ev.config, ev.run, write=False), ev.run))
+            return load_model(config or ev.method.first_model(pin_models(ev.config, ev.run, write=False), ev.run))
         except Exception as problem:  # a damaged file raises anything
             why = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
             if version:

@@ -8,7 +8,7 @@ from typing import Any
 from trailmark.credit.turns import side_of
 from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.rollout.judged import as_played, judge_episodes, judged_rewards
+from trailmark.rollout.judging import as_played, judge_episodes, judged_rewards
 from trailmark.rollout.play import Seat, Start, play_starts
 from trailmark.runs.annotations import annotation_files
 from trailmark.runs.store import read_segment

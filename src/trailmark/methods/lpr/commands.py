@@ -277,7 +277,7 @@ def _exact(r: Any, floor: float) -> Any:
     from trailmark.methods.lpr.exact import Exact, exact_value
     from trailmark.models.load import load_model
     from trailmark.rollout.play import stop_ids
-    from trailmark.seats.names import fix_names
+    from trailmark.seats.pinned_models import pin_models
     from trailmark.tasks.puzzle.source import Puzzles
 
     c, source = r.config, r.source()
@@ -292,7 +292,7 @@ def _exact(r: Any, floor: float) -> Any:
     law = c.complete.sampling or c.sampling
     if law.top_p != 1 or law.top_k or law.temperature <= 0 or law.min_tokens or law.stop:
         raise RecipeError("exact values need a temperature above 0, and no top_p, top_k, min_tokens or stop")
-    lm = load_model(fix_names(r.policy()))
+    lm = load_model(pin_models(r.policy()))
     stops = stop_ids(lm.tokenizer, chat=True)
 
     def followed(e: Any, end: int) -> Exact:

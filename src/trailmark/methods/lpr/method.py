@@ -81,8 +81,8 @@ from trailmark.score.classes import check_classes, output_notes, step_outputs
 from trailmark.score.tokens import source_of
 from trailmark.score.value_models import locate_value
 from trailmark.seats.config import AnyKind
-from trailmark.seats.names import fix_names
-from trailmark.seats.table import check_servers
+from trailmark.seats.open_seats import check_servers
+from trailmark.seats.pinned_models import pin_models
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Failed
 
@@ -465,7 +465,7 @@ def pairs(r: Round, folder: Path) -> Made:
     if c.pairs.values is not None and c.pairs.values.same is not None:
         other = {"name": c.pairs.values.encoder, "lora": None, "shape": None, "tokenizer": None}
         model = r.policy() if c.pairs.values.encoder is None else c.model.model_copy(update=other)
-        lm = load_model(fix_names(model)).freeze()
+        lm = load_model(pin_models(model)).freeze()
         alike = lpr_pairs.alike_steps(lm, episodes, r.tokenizer, c.pairs.values.same)
         valued = lpr_pairs.shared_values(episodes, valued, alike, c.complete.n)
     excluded = given.excluded(r, episodes)

@@ -24,9 +24,9 @@ from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment
 from trailmark.score.classes import outputs_of
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, check_seats, filled
-from trailmark.seats.locate import load_tokenizer
-from trailmark.seats.names import fix_names
-from trailmark.seats.table import Table
+from trailmark.seats.model_names import load_tokenizer
+from trailmark.seats.open_seats import OpenSeats
+from trailmark.seats.pinned_models import pin_models
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
@@ -150,13 +150,13 @@ class Round:
         """A seat, opened for a task: with `model` where it is the one that is trained."""
         config, models = seats_of(self.config)[name], {}
         if self.trains(name):
-            lm = load_model(fix_names(model))
+            lm = load_model(pin_models(model))
             lm.name = name_in_run(lm.name, self.run)
             models = {name: lm}
-        table = Table({name: config}, models, self.config.seed)
-        table.publish(max(self.k - 1, 0) if name == SEAT else 0)
-        table.bind(source)
-        return table.seat(name, sampling)
+        opened = OpenSeats({name: config}, models, self.config.seed)
+        opened.publish(max(self.k - 1, 0) if name == SEAT else 0)
+        opened.bind(source)
+        return opened.seat(name, sampling)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 

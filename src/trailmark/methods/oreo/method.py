@@ -136,9 +136,9 @@ class OreoMethod(OfflineMethod):
 
     def searched(self, text: str, step: int) -> list[Episode]:
         c = self.config
-        assert self.source is not None and self.table is not None
-        self.table.publish(step)
-        seat = self.table.seat(c.seat, c.sampling.model_copy(update={"temperature": c.final.temperature}))
+        assert self.source is not None and self.opened is not None
+        self.opened.publish(step)
+        seat = self.opened.seat(c.seat, c.sampling.model_copy(update={"temperature": c.final.temperature}))
         plan = parse_plan(text, step_ends=tuple(self.source.step_ends))
         values = HeadValues(self.models["critic"], fixed=c.engine.batch_invariant, amp=c.learner.amp == "bf16")
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)

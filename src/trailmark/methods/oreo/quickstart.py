@@ -23,7 +23,7 @@ def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -
     and a value learn from them. Rejection sampling learns from the same answers."""
     from trailmark.data import gold
     from trailmark.runs.store import segments
-    from trailmark.seats.locate import newest_checkpoint
+    from trailmark.seats.model_names import newest_checkpoint
 
     lessons, run_of = out / "arith.jsonl", partial(trained, out, seed, resume)
     if not lessons.exists():

@@ -34,8 +34,8 @@ from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, beside, read_segment
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
-from trailmark.seats.locate import locate
-from trailmark.seats.table import Table
+from trailmark.seats.model_names import locate
+from trailmark.seats.open_seats import OpenSeats
 from trailmark.tasks import get_task, keep_judge
 
 
@@ -95,10 +95,10 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path, _: Path) -> dict[
     keep_judge(source, run.path)
     lm = load_model(config.model.model_copy(update={"name": locate(policy_of(config, run.path, k)).folder}))
     lm.name = name_in_run(lm.name, run)
-    table = Table(OreoRoundsMethod.seats_of(config), {config.seat: lm})
-    table.publish(k - 1)
+    opened = OpenSeats(OreoRoundsMethod.seats_of(config), {config.seat: lm})
+    opened.publish(k - 1)
     source.bind(lm.tokenizer)
-    seats = [table.seat(config.seat, c.sampling)]
+    seats = [opened.seat(config.seat, c.sampling)]
     tasks = Walk(source, c.prompts, config.seed, c.split).take(k)
     if c.balanced is None:
         oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:", failures=config.failures)

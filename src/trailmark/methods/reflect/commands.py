@@ -84,7 +84,7 @@ def sft(
     from trailmark.errors import RunError
     from trailmark.methods.reflect.explore.explorer import Explorer
     from trailmark.methods.reflect.explore.make import make_sft
-    from trailmark.seats.locate import read_tokenizer
+    from trailmark.seats.model_names import read_tokenizer
 
     if out.exists():
         raise RunError(f"{out} exists: choose another folder.")
@@ -148,7 +148,7 @@ def alfworld(
     the folder of the games."""
     from trailmark.errors import TrailmarkError
     from trailmark.methods.reflect.alfworld_guide import AlfworldGuide
-    from trailmark.seats.locate import read_tokenizer
+    from trailmark.seats.model_names import read_tokenizer
     from trailmark.tasks import task_options
     from trailmark.tasks.alfworld.source import Alfworld
 

@@ -52,8 +52,8 @@ from trailmark.rollout.play import Desk, Protocol, label_ids, play, stop_ids
 from trailmark.runs.store import Run
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
-from trailmark.seats.locate import stored_model
-from trailmark.seats.table import Table
+from trailmark.seats.model_names import stored_model
+from trailmark.seats.open_seats import OpenSeats
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource
 from trailmark.tasks.labels import add_labels
@@ -81,7 +81,7 @@ class Players(Method):
         self.source.bind(self.models["policy"].tokenizer)
         for lm in self.models.values():
             lm.name = name_in_run(lm.name, run) if run is not None else lm.name
-        self.table = Table(self.seats_of(config), self.models)
+        self.opened = OpenSeats(self.seats_of(config), self.models)
         self.talk = talk_of(config, self.source, self.models["policy"].tokenizer)
         self.levels = make_levels(config.curriculum, self.source)
         self.lessons: list[Lesson] = []
@@ -108,7 +108,7 @@ class Players(Method):
         """Raise an error before the first step if a lesson would be cut, or if a list of actions does not fit."""
         c, policy = self.config, self.models["policy"]
         made = c.model.shape is not None and not c.load.policy
-        room = Room(self.table.engines["policy"].max_len, c.engine.max_len, policy.context, made)
+        room = Room(self.opened.engines["policy"].max_len, c.engine.max_len, policy.context, made)
         if imitates:
             tokenizers = {name: lm.tokenizer for name, lm in self.models.items()}
             check_lessons(self.lessons, self.talk, tokenizers, room, imitates)
@@ -116,12 +116,12 @@ class Players(Method):
             check_menus(self.source, c.eval.split, self.talk, policy.tokenizer, room)
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        self.table.publish(step)
+        self.opened.publish(step)
         c = self.config
         tasks = starts_of(self.levels, self.source, c.eval.split, c.eval.n, c.seed)
         protocol = always_reflecting(self.talk)
         how = {"seed": c.seed + 1, "prefix": "eval:", "failures": c.failures}
-        episodes = self.keep_plays(step, lambda: play(self.source, tasks, self.table.seats, protocol, **how))
+        episodes = self.keep_plays(step, lambda: play(self.source, tasks, self.opened.seats, protocol, **how))
         good, dropped = scored(episodes)
         parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.levels if s.name}
         each = {f"{k}/{name}": v for name, part in parts.items() for k, v in summary(part).items() if k == "success"}
@@ -130,7 +130,7 @@ class Players(Method):
     def sample(self, lesson: Lesson, seat: str, place: str) -> Sample:
         """One lesson as a training sample of a player, with the prompt that play would use. `place` is its position in
         the run."""
-        tokenizer, limit = self.models[seat].tokenizer, self.table.engines[seat].max_len
+        tokenizer, limit = self.models[seat].tokenizer, self.opened.engines[seat].max_len
         if seat == "reflector":
             prompt = prompt_ids(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
             answer = [*encode(tokenizer, lesson.reflection), *stop_ids(tokenizer)[:1]]

@@ -86,9 +86,9 @@ from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
-from trailmark.seats.locate import locate, newest_checkpoint
-from trailmark.seats.names import fix_names
-from trailmark.seats.table import Table, stored_seats
+from trailmark.seats.model_names import locate, newest_checkpoint
+from trailmark.seats.open_seats import OpenSeats, stored_seats
+from trailmark.seats.pinned_models import pin_models
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, has_oracle
 from trailmark.types import Annotation, Episode, Sample
@@ -177,7 +177,7 @@ class ReflectMethod(Players):
         if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
             need_rows(max(config.rl.prompts_per_step, config.sft.batch), "rl.prompts_per_step or sft.batch")
             # Find mistakes in the settings of play before the first lesson is trained.
-            Players(fix_names(config, run, write=False), run, imitates)
+            Players(pin_models(config, run, write=False), run, imitates)
         return super().train(config, run, resume)
 
     # -- reinforcement --------------------------------------------------------------------------------------------
@@ -205,14 +205,14 @@ class ReflectMethod(Players):
         c, (level, first) = self.config, self.level_of(step)
         if level != self.level:
             self.level, self.replay.plays = level, []
-        self.table.publish(step - 1)
+        self.opened.publish(step - 1)
         if self.rows is not None and c.curriculum.kind == "none":
             tasks = self.rows.take(step)
         else:
             tasks = self.levels[level].batch(self.source, c.rl.prompts_per_step, c.seed, step, first)
         with self.collect_notes() as notes:
             how = {"seed": c.seed, "prefix": f"{step}:", "failures": c.failures}
-            episodes = play(self.source, tasks, self.table.seats, two_players(self.talk), **how)
+            episodes = play(self.source, tasks, self.opened.seats, two_players(self.talk), **how)
         self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
@@ -266,10 +266,10 @@ class ReflectMethod(Players):
         """Play the starts of the final evaluation."""
         if self.config.reflect and self.models["reflector"].fingerprint() != self.frozen:
             raise RunError("the reflector's weights have changed since imitation ended, but it must stay frozen")
-        self.table.publish(step)
+        self.opened.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        return self.answered(play_starts(self.source, starts, self.table.seats, always_reflecting(self.talk)))
+        return self.answered(play_starts(self.source, starts, self.opened.seats, always_reflecting(self.talk)))
 
     def answered(self, played: list[Episode]) -> list[Episode]:
         must_be_answered(played, self.config.failures)
@@ -385,9 +385,9 @@ def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
     """Measure what the reflections are worth: play the trained pair of a run (its last checkpoint) without reflections,
     and with reflections of other states. The reflector is the saved one; no teacher is involved."""
     source = get_task(config.task.name, **config.task.options)
-    table = Table(stored_seats(ReflectMethod.seats_of(config), newest_checkpoint(run.path), config.model))
-    table.bind(source)
-    seats = table.seats
+    opened = OpenSeats(stored_seats(ReflectMethod.seats_of(config), newest_checkpoint(run.path), config.model))
+    opened.bind(source)
+    seats = opened.seats
     talk = dataclasses.replace(talk_of(config, source, seats[0].engine.tokenizer), share=1.0)
     final = read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
     reflections = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})

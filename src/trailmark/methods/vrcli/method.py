@@ -51,13 +51,13 @@ from trailmark.methods.vrcli.config import VrcliRecipe
 from trailmark.methods.vrcli.judge import LikelihoodJudge, nobody
 from trailmark.methods.vrcli.plan_controls import not_about_the_row, own_gain, plans_of_others, words_at_random
 from trailmark.methods.vrcli.words import words_of
-from trailmark.rollout.judged import as_play, give_verdicts
+from trailmark.rollout.judging import as_play, give_verdicts
 from trailmark.run_async import wait
 from trailmark.runs.atomic_files import atomic_write
 from trailmark.runs.store import Run, read_segment
 from trailmark.score.base import filled
 from trailmark.score.likelihood import TextScorer, after_markers
-from trailmark.seats.locate import locate
+from trailmark.seats.model_names import locate
 from trailmark.tasks.base import TaskSource, declared, draw_tasks
 from trailmark.texts import encode
 from trailmark.types import Episode, Player, Scored, Task
@@ -127,7 +127,7 @@ class VrcliMethod(PolicyGradientMethod):
     def with_text(self, e: Episode, text: str) -> Episode:
         """A play whose answer somebody else has written."""
         turn = e.turns[-1]
-        tokens = tuple(encode(self.table.tokenizer, text))
+        tokens = tuple(encode(self.opened.tokenizer, text))
         zeros = (0.0,) * len(tokens)
         turn = replace(turn, tokens=tokens, logp=zeros, logq=zeros, text=text, action=text, reward=0.0, stop="stopped")
         info = {k: v for k, v in e.info.items() if k != "judge"}

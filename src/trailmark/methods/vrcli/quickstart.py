@@ -13,7 +13,7 @@ def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -
     """VR-CLI on rows with a planted hint: a tiny reader learns to follow plans, a policy learns to write useful ones,
     and what could explain the improvement otherwise stands beside it."""
     from trailmark.methods.vrcli.stories.hints import Hints, write
-    from trailmark.seats.locate import newest_checkpoint
+    from trailmark.seats.model_names import newest_checkpoint
 
     rows, run_of = out / "rows", partial(trained, out, seed, resume)
     if not (rows / "tokenizer" / "tokenizer.json").is_file():  # written last

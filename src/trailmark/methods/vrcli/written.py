@@ -35,7 +35,7 @@ from trailmark.methods.vrcli.stories.setup import write_lines
 from trailmark.plain_files import read_plain
 from trailmark.runs.stages import Stage
 from trailmark.seats.config import HttpSeat
-from trailmark.seats.locate import is_address, locate
+from trailmark.seats.model_names import is_address, locate
 from trailmark.seats.open import UNNAMED, open_engine, open_server
 from trailmark.tasks.stories.lengths import Target, target_length
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
@@ -147,7 +147,7 @@ def write(
     found = dict(list(read_scored_rows(rows).items())[:n])
     words = None
     if how.tokenizer:
-        from trailmark.seats.locate import load_tokenizer
+        from trailmark.seats.model_names import load_tokenizer
 
         words = load_tokenizer(how.tokenizer)
     names = dict.fromkeys(m for v in variants for m in (v.planner, v.writer) if m)

@@ -30,7 +30,7 @@ from trailmark.methods.reflect.explore.walks import add_walks
 from trailmark.methods.reflect.teacher import Teacher
 from trailmark.progress import Progress
 from trailmark.runs.stages import Stage
-from trailmark.seats.locate import read_tokenizer
+from trailmark.seats.model_names import read_tokenizer
 from trailmark.texts import token_count
 
 STAGES = ("repos", "tasks", "filter", "walks", "split", "sft")

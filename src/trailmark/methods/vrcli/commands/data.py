@@ -29,7 +29,7 @@ def books(
     from trailmark.methods.vrcli.stories.books import STAGES, Plan, make, read_books, read_characters
     from trailmark.methods.vrcli.stories.writer import Model as Writer
     from trailmark.methods.vrcli.stories.writer import Rules
-    from trailmark.seats.locate import read_tokenizer
+    from trailmark.seats.model_names import read_tokenizer
     from trailmark.texts import token_count
 
     writable(out)
@@ -108,7 +108,7 @@ def stories(
     from trailmark.data.stages import data_folder, read_json
     from trailmark.errors import TrailmarkError
     from trailmark.methods.vrcli.stories import setup as s
-    from trailmark.seats.locate import read_tokenizer
+    from trailmark.seats.model_names import read_tokenizer
     from trailmark.tasks.stories.prompts import VERSION, Show
     from trailmark.tasks.stories.rows import StoryRow, read_rows
 

@@ -68,7 +68,7 @@ def improvement(
     from trailmark.methods.vrcli.commands.chapters import named_files, read_texts
     from trailmark.recipe import resolve
     from trailmark.score.likelihood import TextScorer
-    from trailmark.seats.names import fix_names
+    from trailmark.seats.pinned_models import pin_models
 
     if tokens not in ("text", "turn", "template"):
         raise TrailmarkError(f"improvement: --tokens '{tokens}' is not known: text, turn or template.")
@@ -96,7 +96,7 @@ def improvement(
     if twice := next((name for name in readers if name in arms), None):
         raise TrailmarkError(f"improvement: two arms are called '{twice}'.")
     there = None if server is None else resolve({"address": server, "model": served or model}, ServerConfig)
-    opened = lambda name: fix_names(resolve({"name": name, "dtype": dtype}, ModelConfig))
+    opened = lambda name: pin_models(resolve({"name": name, "dtype": dtype}, ModelConfig))
     scorer = TextScorer(opened(model), cache, there, "--server")
     scorer.files = dict.fromkeys(found, rows)
     result: dict[str, Any] = {"command": "improvement", "rows": str(rows), "model": served or model, "arms": {}}

@@ -17,8 +17,8 @@ from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run
 from trailmark.score.value_models import locate_value
-from trailmark.seats.locate import locate, models_in, stored_model
-from trailmark.seats.names import fix_names
+from trailmark.seats.model_names import locate, models_in, stored_model
+from trailmark.seats.pinned_models import pin_models
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 64}}
 ARITH = {
@@ -141,8 +141,8 @@ def test_train_takes_a_run_and_remembers_which_checkpoint_it_was(runs, monkeypat
     config = resolve(
         {**ARITH, "model": {"name": "grows"}, "out": "second", "steps": 3}, get_method("policy_gradient").Config
     )
-    assert fix_names(config, Run("second"), write=False).model.name == "grows/checkpoints/000002/policy"
-    assert fix_names(config).model.name == "grows/checkpoints/000003/policy" and "name: grows" in dump(config)
+    assert pin_models(config, Run("second"), write=False).model.name == "grows/checkpoints/000002/policy"
+    assert pin_models(config).model.name == "grows/checkpoints/000003/policy" and "name: grows" in dump(config)
     shutil.rmtree("grows/checkpoints/000002")
     with pytest.raises(
         ModelError, match=r"model.name: this run began from grows/checkpoints/000002/policy .* which is gone"

@@ -36,7 +36,7 @@ def judge_of(source: Any, given: Judge | None) -> Judge | None:
 
 
 @contextlib.contextmanager
-def noting(source: Any) -> Iterator[list[Annotation]]:
+def collecting_notes(source: Any) -> Iterator[list[Annotation]]:
     """Collect the judge's notes on all plays of a source in this block, even if other functions call `play`."""
     source = declared(source)
     if not source.judged:

@@ -1,9 +1,9 @@
 """The seats of a recipe with an open engine for each. Trained weights are published to their engines.
 
-table = Table(seats, {"adviser": lm}, seed=config.seed)
-table.bind(source)                      # gives a tokenizer to a world that asks for one
-table.publish(step)                     # the engines of trained seats take over the current weights
-play(source, tasks, table.seats, protocol)
+opened = OpenSeats(seats, {"adviser": lm}, seed=config.seed)
+opened.bind(source)                      # gives a tokenizer to a world that asks for one
+opened.publish(step)                     # the engines of trained seats take over the current weights
+play(source, tasks, opened.seats, protocol)
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trailmark.engines.weights import Weights
 from trailmark.errors import RecipeError
 from trailmark.functions import load_function
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
-from trailmark.seats.locate import locate, models_in, stored_model
-from trailmark.seats.names import fix_part
+from trailmark.seats.model_names import locate, models_in, stored_model
+from trailmark.seats.pinned_models import pin_part
 from trailmark.seats.seat import Seat
 from trailmark.types import SamplingLaw
 
@@ -32,7 +32,7 @@ NO_PERSON = "seats.{name}: a person can sit at the table of `trailmark play`, no
 Terminal = tuple[Callable[[], str | None], Callable[[str], None]]
 
 
-class Table:
+class OpenSeats:
     """`models` are the models that a method has loaded itself, by seat: above all those it trains. `seats` are in the
     order of the recipe, but the trained one comes first. It acts if neither world nor protocol says who acts, and its
     side's outcome is the outcome of the episode."""
@@ -132,7 +132,7 @@ def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str
             stored = stored_model(seat.model or model, folder).model_copy(update=update)
             seat = seat.model_copy(update={"model": stored})
         out[name] = seat
-    return fix_part(out, "seats", checkpoint.parent.parent)
+    return pin_part(out, "seats", checkpoint.parent.parent)
 
 
 def sampling_law(s: SamplingConfig) -> SamplingLaw:

@@ -10,7 +10,7 @@ from trailmark.engines.base import Completion
 from trailmark.errors import DataError, JudgeError, TaskError
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.branch import Point, branch
-from trailmark.rollout.judged import as_played, judge_episodes
+from trailmark.rollout.judging import as_played, judge_episodes
 from trailmark.rollout.play import Seat, play, play_starts, start_all
 from trailmark.score.base import Judge, Verdict
 from trailmark.score.function import FunctionJudge

@@ -26,7 +26,7 @@ from trailmark.seats.config import (
     filled,
     seats_section,
 )
-from trailmark.seats.table import Table, stored_seats
+from trailmark.seats.open_seats import OpenSeats, stored_seats
 from trailmark.types import Scored
 
 sys.path.append(str(Path(__file__).parents[1] / "rollout"))
@@ -106,12 +106,12 @@ def test_an_adviser_here_and_an_actor_behind_a_server(lm, url):
     )
     check_seats(given)
     given = filled(given, None, None)
-    table = Table(given, {"adviser": lm}, seed=1)
-    assert [(s.name, s.kind, s.max_tokens, s.law.temperature) for s in table.seats] == [
+    opened = OpenSeats(given, {"adviser": lm}, seed=1)
+    assert [(s.name, s.kind, s.max_tokens, s.law.temperature) for s in opened.seats] == [
         ("adviser", "trained", 3, 1.0), ("actor", "remote", 5, 0.5),
     ]  # fmt: skip
-    table.publish(7)
-    episodes = play(Talk(), Talk().tasks(n=2), table.seats, advised)
+    opened.publish(7)
+    episodes = play(Talk(), Talk().tasks(n=2), opened.seats, advised)
     for e in episodes:
         assert isinstance(e.outcome, Scored) and [t.seat for t in e.turns] == ["adviser", "actor"] * (len(e.turns) // 2)
         assert {(t.seat, t.version) for t in e.turns} == {("adviser", 7), ("actor", 0)}
@@ -120,14 +120,14 @@ def test_an_adviser_here_and_an_actor_behind_a_server(lm, url):
             "adviser": ("trained", "tiny"),
             "actor": ("remote", "tiny"),
         }
-    assert table.seat("actor", SamplingConfig(max_tokens=9)).max_tokens == 9
+    assert opened.seat("actor", SamplingConfig(max_tokens=9)).max_tokens == 9
 
     class Bound:
         def bind(self, tokenizer):
             self.tokenizer = tokenizer
 
     source = Bound()
-    table.bind(source)
+    opened.bind(source)
     assert source.tokenizer is lm.tokenizer
 
 
@@ -135,14 +135,14 @@ def test_a_server_that_is_another_model_or_not_there(lm, url):
     with pytest.raises(
         EngineError, match=r"seats.actor: http://127.* serves 'tiny', but no model 'large'. Set seats.actor.model"
     ):
-        Table({"actor": HttpSeat(address=url, model="large")})
+        OpenSeats({"actor": HttpSeat(address=url, model="large")})
     gone = HttpSeat(address="http://127.0.0.1:9", model="m", retries=0)
     with pytest.raises(
         EngineError, match=r"seats.actor: http://127.0.0.1:9 cannot be reached.* Is the server running\?"
     ):
-        Table({"actor": gone})
+        OpenSeats({"actor": gone})
     with pytest.raises(EngineError, match=r"seats.actor.headers.x: the environment variable NO_SUCH is not set"):
-        Table({"actor": HttpSeat(address=url, model="tiny", headers={"x": "env:NO_SUCH"})})
+        OpenSeats({"actor": HttpSeat(address=url, model="tiny", headers={"x": "env:NO_SUCH"})})
 
 
 def test_scripts_and_people(tmp_path):
@@ -153,9 +153,9 @@ def test_scripts_and_people(tmp_path):
         "actor": PersonSeat(sampling=SamplingConfig(max_tokens=8)),
     }
     with pytest.raises(RecipeError, match="seats.actor: a person can sit at the table of `trailmark play`"):
-        Table(given)
-    table = Table(given, terminal=(lambda: next(typed, None), shown.append))
-    short, long = play(Talk(), Talk().tasks(n=2), table.seats, advised, at_once=1)
+        OpenSeats(given)
+    opened = OpenSeats(given, terminal=(lambda: next(typed, None), shown.append))
+    short, long = play(Talk(), Talk().tasks(n=2), opened.seats, advised, at_once=1)
     assert [t.action for t in short.turns if t.seat == "actor"] == ["", "hello"] and short.players[
         "actor"
     ].kind == "person"
@@ -200,7 +200,7 @@ def test_the_seats_of_a_checkpoint(lm, url, tmp_path):
         None,
     )
     assert made["other"] == given["other"] and made["actor"] == given["actor"]
-    two = Table({"a": made["adviser"], "b": made["adviser"]})
+    two = OpenSeats({"a": made["adviser"], "b": made["adviser"]})
     assert two.engines["a"].lm is two.engines["b"].lm and [s.kind for s in two.seats] == ["trained", "trained"]
 
 
@@ -208,7 +208,7 @@ def test_two_seats_of_the_model_that_is_trained(lm):
     """Self-play: both seats write with one engine, and weights are published to it once."""
     both = {"one": LocalSeat(trained=True, side="a"), "two": LocalSeat(trained=True, side="b")}
     check_seats(both, trains=2)
-    table = Table(filled(both, None, None), {"one": lm, "two": lm})
-    assert table.engines["one"] is table.engines["two"]
-    table.publish(3)
-    assert [s.engine.version for s in table.seats] == [3, 3] and [s.side for s in table.seats] == ["a", "b"]
+    opened = OpenSeats(filled(both, None, None), {"one": lm, "two": lm})
+    assert opened.engines["one"] is opened.engines["two"]
+    opened.publish(3)
+    assert [s.engine.version for s in opened.seats] == [3, 3] and [s.side for s in opened.seats] == ["a", "b"]
