@@ -119,7 +119,7 @@ class Turn:
 class Scored:
     reward: float
     success: bool | None = None
-    # the rewards and metrics behind it, by name
+    # the rewards behind it and metrics beside it, by name: logged and shown, never paid
     parts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:

@@ -6,16 +6,20 @@ import textwrap
 import pytest
 from judging import judge_at, plays, serving_judge
 
+from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import JudgeError, RecipeError
-from trailmark.evaluate.run import summarise, value_of
+from trailmark.evaluate.run import evaluate, summarise, value_of
 from trailmark.learn.watch import summary
+from trailmark.models.tiny import tiny_tokenizer
 from trailmark.report.episodes import outcome_view
+from trailmark.rollout.play import Seat
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.score.base import Judge, Verdict
 from trailmark.score.config import FunctionJudgeConfig, judge_config
 from trailmark.score.function import FunctionJudge
 from trailmark.score.open_judge import open_judge
 from trailmark.score.several import SeveralJudge, weighted
+from trailmark.tasks.base import Observation, Step
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Task
 
 
@@ -113,6 +117,40 @@ def test_each_part_is_logged_by_its_name():
     assert value_of(episodes[0], "reward/b") == 0.5 and value_of(episodes[0], "reward/c") is None
     assert outcome_view(episodes[0].outcome)["parts"] == {"a": 1.0, "b": 0.5}
     assert "parts" not in to_json(e(3, Scored(1.0))) and "parts" not in outcome_view(Scored(1.0))
+
+
+class Tries:
+    """Each play is paid 0.5 and has a metric of the task's own; the play of the last start has one more."""
+
+    name, markov = "tries", True
+
+    def tasks(self, split="train", n=None, seed=0):
+        return [Task(f"t{k}", seed, {"k": k}) for k in range(n or 3)]
+
+    def make(self):
+        return TriesWorld()
+
+
+class TriesWorld:
+    def reset(self, task):
+        self.k = task.data["k"]
+        return Observation("Try: ")
+
+    def step(self, action):
+        named = {"tries": float(self.k)} | ({"late": 1.0} if self.k == 2 else {})
+        return Step(Observation(""), 0.5, True, False, Scored(0.5, True, named))
+
+
+def test_a_task_names_metrics_of_its_own_which_are_never_paid():
+    seat = Seat("policy", ScriptedEngine(lambda prompt, draw: "now", tiny_tokenizer()))
+    played = evaluate(Tries(), [seat], n=3, samples=2, seed=1)
+    assert [t.reward for e in played.episodes for t in e.turns] == [0.5] * 6
+    found = played.row["metrics"]
+    assert (found["reward"]["value"], found["reward/tries"]["value"], found["reward/late"]["value"]) == (0.5, 1.0, 1.0)
+    assert (found["reward/tries"]["n"], found["reward/late"]["n"]) == (3, 1)  # starts that have it
+    logged = summary(played.episodes)
+    assert (logged["reward"], logged["reward/tries"], logged["reward/late"]) == (0.5, 1.0, 1.0)
+    assert outcome_view(played.episodes[-1].outcome)["parts"] == {"tries": 2.0, "late": 1.0}
 
 
 def test_a_judge_that_answers_nothing_readable_fails_the_play():

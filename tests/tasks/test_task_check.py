@@ -86,6 +86,11 @@ class NanReward(Count):
         return Step(self.see(), NAN, self.over, False, Scored(1.5) if self.over else None)
 
 
+class NanMetric(Count):
+    def answer(self, action):
+        return Step(self.see(), 0.5, self.over, False, Scored(1.5, None, {"tries": NAN}) if self.over else None)
+
+
 class TextReward(Count):
     def answer(self, action):
         return Step(self.see(), "1", self.over, False, Scored(1.5) if self.over else None)  # type: ignore
@@ -165,6 +170,7 @@ PLANTED = {
     NoOutcome: "has no outcome",
     EarlyOutcome: "although the episode is not over",
     NanReward: "The reward nan",
+    NanMetric: "The outcome's tries nan",
     TextReward: "The reward '1'",
     Undetermined: "gave other steps",
     DuplicateLabels: "must be different",
@@ -188,7 +194,7 @@ def test_a_sound_world_passes():
 def test_planted_defects_are_found(world):
     report = check_task(Source(world))
     assert any(re.search(PLANTED[world], p) for p in report.problems), report
-    several = {Undetermined, StepsOn, NanReward}  # these break more than one promise
+    several = {Undetermined, StepsOn, NanReward, NanMetric}  # these break more than one promise
     assert len(report.problems) == 1 or world in several, report
     assert all(p.endswith(".") and "\n" not in p for p in report.problems)
 

@@ -93,7 +93,7 @@ class ModelJudgeConfig(JudgeConfig):
 class NamedReward(Config):
     """One of several rewards."""
 
-    weight: float = Field(1.0, description="what it counts in the sum; 0: it is only logged")
+    weight: float = Field(1.0, description="what it counts in the sum; 0: a metric, which is logged and never paid")
     reward: Any = Field(description="a reward of any kind but several")
 
 

@@ -314,8 +314,9 @@ class _Checker:
         if not s.over and s.outcome is not None:
             self.problem("early outcome", f"A step {of} has an outcome although the episode is not over.")
         for o in outcomes:
-            if isinstance(o, Scored) and not _finite(o.reward):
-                self.problem("score", f"The outcome's reward {o.reward!r} {of} is not a finite float.")
+            for what, x in {"reward": o.reward, **o.parts}.items() if isinstance(o, Scored) else ():
+                if not _finite(x):
+                    self.problem("score", f"The outcome's {what} {x!r} {of} is not a finite float.")
 
 
 def _values(data: Any) -> Iterator[str]:
