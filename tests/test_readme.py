@@ -51,7 +51,7 @@ def test_a_reward_of_your_own(tmp_path):
 
 
 def test_the_same_reward_from_python(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
+    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
     assert len([line for line in code.splitlines() if line.strip()]) < 30
     words = ("sun", "moon", "sea", "hill", "rain")
     rows = [{"prompt": f"Sing of the {w}: ", "vowels": "aeiou"} for w in words]
