@@ -27,7 +27,7 @@ from trailmark.models.layout_check import check_layout
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
-from trailmark.objectives import WeightedLogp
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.types import Sample, SamplingLaw
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -23,7 +23,7 @@ from trailmark.engines.local import LocalEngine
 from trailmark.learn.learner import Learner, Update
 from trailmark.models.lm import LM
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
-from trailmark.objectives import Sft
+from trailmark.objectives.sft import Sft
 from trailmark.types import Sample, SamplingLaw
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -30,7 +30,7 @@ from trailmark.models.forward import fill, pack
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.objectives import Clipped
+from trailmark.objectives.clipped import Clipped
 from trailmark.types import Sample, SamplingLaw
 
 SIZES = {  # layers, width, heads, key heads, feed-forward

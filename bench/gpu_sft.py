@@ -26,7 +26,7 @@ from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.learn.learner import Learner, Update
 from trailmark.models.lm import LM
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.objectives import Sft
+from trailmark.objectives.sft import Sft
 from trailmark.types import Sample
 
 PEAK = 989e12

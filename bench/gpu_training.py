@@ -30,7 +30,7 @@ from trailmark.learn.learner import Learner
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.objectives import Clipped
+from trailmark.objectives.clipped import Clipped
 from trailmark.samples import build_samples
 from trailmark.types import Episode, Scored, Task, Turn
 

@@ -34,7 +34,7 @@ from trailmark.models.adapters import add_lora
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.objectives import Clipped
+from trailmark.objectives.clipped import Clipped
 from trailmark.samples import build_samples
 from trailmark.score.likelihood import Gold, likelihoods
 from trailmark.types import Episode, Scored, Task, Turn

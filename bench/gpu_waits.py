@@ -25,7 +25,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.objectives import Clipped
+from trailmark.objectives.clipped import Clipped
 
 
 def learner(**config: Any) -> Learner:

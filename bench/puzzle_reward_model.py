@@ -14,7 +14,7 @@ from collections import Counter
 import numpy as np
 
 from trailmark.config import EngineConfig, ModelConfig
-from trailmark.credit import group_steps
+from trailmark.credit.steps import group_steps
 from trailmark.episodes import won
 from trailmark.evaluate.run import read_answer
 from trailmark.models.load import load_model

@@ -25,7 +25,9 @@ from trailmark.models.forward import choose_shape
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
-from trailmark.objectives import Clipped, Objective, Sft
+from trailmark.objectives.base import Objective
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.sft import Sft
 from trailmark.samples import build_samples
 from trailmark.types import Episode, Sample, Scored, Task, Turn
 

@@ -11,11 +11,16 @@ import torch
 from tabular import TabularLM
 
 from trailmark.config import LearnerConfig
-from trailmark.credit import discounted, group_relative, max_abs_normalise
+from trailmark.credit.groups import group_relative
+from trailmark.credit.returns import discounted, max_abs_normalise
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner
+from trailmark.methods.oreo.soft_bellman import SoftBellman
 from trailmark.models.readout import Readout
-from trailmark.objectives import Classify, Clipped, Pairwise, SoftBellman, WeightedLogp
+from trailmark.objectives.classify import Classify
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.pairwise import Pairwise
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.samples import annotate_turns, build_samples, class_sample, pair
 from trailmark.types import Episode, Player, Sample, SamplingLaw, Scored, Task, Turn
 

@@ -2,7 +2,7 @@
 played.
 
 One decision with three actions; a policy, a value and a reference are tables, and both are trained by the objective
-that the method uses (`objectives/soft_bellman.py`). Prints the numbers that the picture shows.
+that the method uses (`methods/oreo/soft_bellman.py`). Prints the numbers that the picture shows.
 
     python docs/plots/alpha.py
 """
@@ -18,10 +18,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
+from trailmark.methods.oreo.soft_bellman import SoftBellman
 from trailmark.models.forward import exact_kl
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import View
-from trailmark.objectives import SoftBellman, Term
+from trailmark.objectives.base import Term
 from trailmark.types import Sample
 
 REF = np.array([0.2, 0.3, 0.5])

@@ -3,7 +3,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from trailmark.credit import discounted, gae, gae_on_clock
+from trailmark.credit.gae import gae, gae_on_clock
+from trailmark.credit.returns import discounted
 
 
 def double_sum(r, v, gamma, lam, bootstrap):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trailmark.credit import group_relative, leave_one_out
+from trailmark.credit.groups import group_relative, leave_one_out
 
 NAN = float("nan")
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trailmark.credit import discounted, max_abs_normalise
+from trailmark.credit.returns import discounted, max_abs_normalise
 
 GOLDEN = [  # rewards, returns and weights at gamma 0.99
     ([0, 0, 0.7], [0.68607, 0.693, 0.7], [0.9801, 0.99, 1]),

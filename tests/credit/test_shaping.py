@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trailmark.credit import kl_shaped, place, whiten
+from trailmark.credit.shaping import kl_shaped, place, whiten
 
 NAN = float("nan")
 

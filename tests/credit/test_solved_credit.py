@@ -8,9 +8,11 @@ import torch
 from tabular import TabularLM
 
 from trailmark.config import LearnerConfig
-from trailmark.credit import discounted, gae, gae_on_clock, group_relative, leave_one_out
+from trailmark.credit.gae import gae, gae_on_clock
+from trailmark.credit.groups import group_relative, leave_one_out
+from trailmark.credit.returns import discounted
 from trailmark.learn.learner import Learner
-from trailmark.objectives import WeightedLogp
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.samples import build_samples
 from trailmark.tasks.solved import END, bandit, evaluate, paths, tree
 from trailmark.types import Episode, SamplingLaw, Scored, Task, Turn

@@ -5,7 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from trailmark.credit import against_greedy, discounted, gae, group_steps, kl_shaped, place, step_rewards
+from trailmark.credit.gae import gae
+from trailmark.credit.returns import discounted
+from trailmark.credit.shaping import kl_shaped, place
+from trailmark.credit.steps import against_greedy, group_steps, step_rewards
 
 SCORES = [0.9, 0.5, 0.8]
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from trailmark.credit import against_greedy, group_steps, step_rewards
+from trailmark.credit.steps import against_greedy, group_steps, step_rewards
 
 
 def plainly(scores, running, alpha, outcome, clip):

@@ -12,7 +12,8 @@ import pytest
 from trailmark import formats
 from trailmark.ask.client import Unreadable
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
-from trailmark.credit import discounted, max_abs_normalise, outcome_of
+from trailmark.credit.returns import discounted, max_abs_normalise
+from trailmark.credit.turns import outcome_of
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods.base import Method
@@ -20,7 +21,7 @@ from trailmark.methods.collect import collect_starts
 from trailmark.methods.pipeline import training_stage
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.objectives import WeightedLogp
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.rollout.judging import judge_episodes
 from trailmark.rollout.play import start_all
 from trailmark.runs.stages import Stage, run_stages

@@ -15,7 +15,8 @@ from tabular import TabularLM
 
 from trailmark import formats
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, RunConfig
-from trailmark.credit import discounted, place, whiten
+from trailmark.credit.returns import discounted
+from trailmark.credit.shaping import place, whiten
 from trailmark.episodes import by_group, won
 from trailmark.formats.scored import pair_sides, tie_pairs
 from trailmark.learn.learner import Learner, Update
@@ -24,7 +25,8 @@ from trailmark.methods.collect import collect_starts
 from trailmark.methods.offline_configs import PreferenceRecipe
 from trailmark.methods.pipeline import training_stage
 from trailmark.models.load import load_model
-from trailmark.objectives import Classify, Pairwise
+from trailmark.objectives.classify import Classify
+from trailmark.objectives.pairwise import Pairwise
 from trailmark.rollout.branch import Point, branch_starts
 from trailmark.rollout.play import start_all
 from trailmark.runs.stages import Stage, run_stages

@@ -11,7 +11,7 @@ import torch
 from tabular import TabularLM
 
 from trailmark.config import LearnerConfig, ModelConfig, resolve
-from trailmark.credit import group_relative
+from trailmark.credit.groups import group_relative
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.learn.learner import Learner
 from trailmark.methods.online_configs import PolicyGradientRecipe
@@ -19,7 +19,7 @@ from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
 from trailmark.methods.vrcli.judge import LikelihoodJudge
 from trailmark.models.load import load_model
-from trailmark.objectives import Clipped
+from trailmark.objectives.clipped import Clipped
 from trailmark.rollout.play import Seat, play
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_annotations, read_episodes, read_metrics

@@ -9,7 +9,7 @@ from trailmark.errors import LearnError
 from trailmark.learn import budget
 from trailmark.learn.learner import Learner
 from trailmark.models.readout import Readout
-from trailmark.objectives import WeightedLogp
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.types import Sample
 
 

@@ -24,7 +24,8 @@ from trailmark.learn.learner import Learner, Update, split
 from trailmark.learn.loop import Training, train
 from trailmark.learn.optim import Optimiser, rate
 from trailmark.models.load import load_model
-from trailmark.objectives import Sft, Value
+from trailmark.objectives.sft import Sft
+from trailmark.objectives.value import Value
 from trailmark.runs import checkpoints
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.store import Run, read_metrics

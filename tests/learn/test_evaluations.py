@@ -9,7 +9,7 @@ from trailmark.errors import RunError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation, Training, train
 from trailmark.models.load import load_model
-from trailmark.objectives import Sft
+from trailmark.objectives.sft import Sft
 from trailmark.runs.store import Run, read_metrics, read_segment, write_segment
 from trailmark.types import Episode, Failed, Player, Sample, Scored, Task
 

@@ -11,7 +11,10 @@ from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner, Update
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
-from trailmark.objectives import Clipped, Sft, Value, WeightedLogp
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.sft import Sft
+from trailmark.objectives.value import Value
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.samples import build_samples
 from trailmark.types import Episode, Sample, SamplingLaw, Scored, Task, Turn
 

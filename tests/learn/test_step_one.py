@@ -9,7 +9,7 @@ from trailmark.config import LearnerConfig
 from trailmark.engines.local import LocalEngine
 from trailmark.learn.learner import Learner
 from trailmark.models.readout import Readout
-from trailmark.objectives import Clipped
+from trailmark.objectives.clipped import Clipped
 from trailmark.rollout.play import Desk, Seat, play_starts, start_all
 from trailmark.samples import build_samples
 from trailmark.tasks.base import Observation, Step

@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import Field, PositiveInt
 
 from trailmark.config import Config, EngineConfig, LearnerConfig, RunConfig, SamplingConfig
-from trailmark.credit import leave_one_out, turn_returns
+from trailmark.credit.groups import leave_one_out
+from trailmark.credit.turns import turn_returns
 from trailmark.errors import RecipeError, TaskError
 from trailmark.formats.conversations import count_rows, read_rows
 from trailmark.learn.learner import Learner, Update
@@ -26,7 +27,7 @@ from trailmark.learn.watch import spread, summary
 from trailmark.methods.base import Method
 from trailmark.methods.configs import SftRecipe, TaskConfig
 from trailmark.methods.pipeline import recipe_stage, training_stage
-from trailmark.objectives import WeightedLogp
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.rollout.play import Desk, Protocol, play
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, write_segment

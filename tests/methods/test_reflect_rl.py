@@ -18,7 +18,7 @@ from trailmark.methods.reflect import curriculum, method
 from trailmark.methods.reflect.config import CurriculumConfig
 from trailmark.methods.reflect.play import two_players
 from trailmark.models.load import load_model
-from trailmark.objectives import Value
+from trailmark.objectives.value import Value
 from trailmark.rollout.play import play
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_episodes, read_metrics

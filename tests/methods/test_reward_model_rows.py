@@ -25,7 +25,9 @@ from trailmark.methods.reward_model import (
     tied,
 )
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.objectives import Classify, Ranking, Value
+from trailmark.objectives.classify import Classify
+from trailmark.objectives.ranking import Ranking
+from trailmark.objectives.value import Value
 from trailmark.plan import make_plan
 from trailmark.runs.store import Run
 from trailmark.steps import mark_steps, without_end

@@ -10,7 +10,7 @@ from trailmark.config import LearnerConfig, ModelConfig
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods.sft import conversation_samples
 from trailmark.models.load import load_model
-from trailmark.objectives import Sft
+from trailmark.objectives.sft import Sft
 
 ROWS = [("1+1=?\n", "#### 2"), ("12+30-7+5=? Say it step by step.\n", "12+30=42\n42-7=35\n35+5=40\n#### 40")]
 

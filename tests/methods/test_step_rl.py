@@ -17,7 +17,7 @@ from trailmark.methods.online_configs import StepRewards, StepRlRecipe
 from trailmark.methods.step_rl import StepRlMethod, against_group, on_tokens, turn_rewards
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.objectives import Clipped
+from trailmark.objectives.clipped import Clipped
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics, read_segment

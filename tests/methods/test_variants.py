@@ -13,7 +13,7 @@ from trailmark.learn.learner import Learner
 from trailmark.methods import get_config, get_method
 from trailmark.methods.online_configs import VARIANTS
 from trailmark.methods.policy_gradient import penalised, varied, whitened
-from trailmark.objectives import Clipped
+from trailmark.objectives.clipped import Clipped
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_metrics, read_segment
 from trailmark.types import Episode, Sample, Scored, Task

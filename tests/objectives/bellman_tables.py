@@ -6,7 +6,7 @@ import torch
 from trailmark.models.forward import exact_kl
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import View
-from trailmark.objectives import Term
+from trailmark.objectives.base import Term
 from trailmark.types import Sample
 
 

@@ -8,7 +8,7 @@ import torch
 
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import View
-from trailmark.objectives import Clipped
+from trailmark.objectives.clipped import Clipped
 from trailmark.types import Sample
 
 LENGTHS = [4, 1, 3]  # rows; a row of one token, and one with untrained tokens

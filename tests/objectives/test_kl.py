@@ -10,7 +10,8 @@ from trailmark.errors import LearnError, RecipeError
 from trailmark.learn.learner import Learner
 from trailmark.models import forward
 from trailmark.models.readout import Readout
-from trailmark.objectives import Clipped, Objective, Term
+from trailmark.objectives.base import Objective, Term
+from trailmark.objectives.clipped import Clipped
 from trailmark.objectives.kl import kl
 from trailmark.types import Sample, SamplingLaw
 

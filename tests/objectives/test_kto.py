@@ -11,8 +11,7 @@ from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner
 from trailmark.models.readout import Readout
-from trailmark.objectives import Kto, get_objective
-from trailmark.objectives.kto import mismatched
+from trailmark.objectives.kto import Kto, mismatched
 from trailmark.types import Sample
 
 
@@ -86,4 +85,3 @@ def test_roles_are_checked():
     rows = learner.fill([row([7], [0], "chosen"), row([8], [0], "rejected")], ref=Readout("", model="ref", law=False))
     with pytest.raises(LearnError, match="desirable"):
         learner.gradient(rows, Kto())
-    assert get_objective({"kind": "kto", "beta": 0.2}).beta == 0.2

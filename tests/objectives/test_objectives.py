@@ -10,10 +10,14 @@ from tabular import TabularLM
 from trailmark.config import LearnerConfig
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner
+from trailmark.methods.oreo.soft_bellman import SoftBellman, tail_sums
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout, View
-from trailmark.objectives import Classify, Clipped, Pairwise, SoftBellman, Value, WeightedLogp
-from trailmark.objectives.soft_bellman import tail_sums
+from trailmark.objectives.classify import Classify
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.pairwise import Pairwise
+from trailmark.objectives.value import Value
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.samples import build_samples, pair, scored
 from trailmark.types import Episode, Failed, Invalid, Sample, SamplingLaw, Scored, Task, Turn
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 from bellman_tables import Tables, every_path
 
-from trailmark.objectives import SoftBellman
+from trailmark.methods.oreo.soft_bellman import SoftBellman
 
 LENGTH, DECISIVE, PLAYS = 10, 4, 24
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from bellman_tables import Tables, every_path
 
-from trailmark.objectives import Sft, SoftBellman
+from trailmark.methods.oreo.soft_bellman import SoftBellman
+from trailmark.objectives.sft import Sft
 from trailmark.tasks.solved import bandit, evaluate, solve_soft, tree
 
 LEVELS = ["token", "step", "response", "one_step", "undetached"]

@@ -10,7 +10,8 @@ from tabular import TabularLM
 from trailmark.config import LearnerConfig
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner
-from trailmark.objectives import Ranking, Value
+from trailmark.objectives.ranking import Ranking
+from trailmark.objectives.value import Value
 from trailmark.types import Sample
 
 

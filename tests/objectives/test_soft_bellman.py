@@ -13,9 +13,10 @@ from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods.oreo.data import advantages, trajectory_samples
+from trailmark.methods.oreo.soft_bellman import SoftBellman
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout, View
-from trailmark.objectives import Note, SoftBellman, Term
+from trailmark.objectives.base import Note, Term
 from trailmark.tasks.solved import paths, solve_soft, tree
 from trailmark.types import Episode, Sample, Scored, Task, Turn
 

@@ -21,7 +21,10 @@ from trailmark.learn.learner import Learner
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
-from trailmark.objectives import Clipped, Kto, Pairwise, Sft
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.kto import Kto
+from trailmark.objectives.pairwise import Pairwise
+from trailmark.objectives.sft import Sft
 from trailmark.samples import build_samples, pair
 from trailmark.types import Episode, SamplingLaw, Scored, Task, Turn
 

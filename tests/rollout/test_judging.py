@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from trailmark.credit import turn_returns
+from trailmark.credit.turns import turn_returns
 from trailmark.engines.base import Completion
 from trailmark.errors import DataError, JudgeError, TaskError
 from trailmark.models.tiny import tiny_tokenizer

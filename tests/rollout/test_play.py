@@ -7,7 +7,7 @@ import pytest
 import torch
 from rollout_talk import TOKENIZER, Recorder, Talk, encode, seat, speaker
 
-from trailmark.credit import group_relative
+from trailmark.credit.groups import group_relative
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import TaskError

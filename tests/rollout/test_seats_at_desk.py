@@ -9,7 +9,7 @@ import pytest
 from rollout_talk import TOKENIZER, Talk, encode, seat, speaker
 
 from trailmark.commands.serve import serving
-from trailmark.credit import outcome_of, side_of, turn_returns, turn_rewards
+from trailmark.credit.turns import outcome_of, side_of, turn_returns, turn_rewards
 from trailmark.engines.base import Completion, EngineError
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from trailmark.credit import group_relative
+from trailmark.credit.groups import group_relative
 from trailmark.errors import JudgeError
 from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
 from trailmark.methods.vrcli.judge import LikelihoodJudge, Scores

@@ -13,7 +13,7 @@ from trailmark.errors import DataError, ModelError
 from trailmark.models import forward
 from trailmark.models.attention import Layout
 from trailmark.models.layout import FIXED_ROWS, lay_out, micro_batches
-from trailmark.objectives import Classify
+from trailmark.objectives.classify import Classify
 from trailmark.score.classes import class_numbers, over_steps, step_scores
 from trailmark.score.likelihood import Baselines, Gold, gain_reward, gold_row, improvement, likelihoods
 from trailmark.score.values import HeadValues, Line

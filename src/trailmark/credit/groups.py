@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .shapes import vectors
+from trailmark.credit.shapes import vectors
 
 
 class _Groups:

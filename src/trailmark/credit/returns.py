@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .shapes import vectors
+from trailmark.credit.shapes import vectors
 
 
 def discounted(rewards: ArrayLike, gamma: float) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .shapes import mask_like, vectors
+from trailmark.credit.shapes import mask_like, vectors
 
 
 def place(values: ArrayLike, spans: Sequence[tuple[int, int]], length: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .shapes import mask_like, vectors
+from trailmark.credit.shapes import mask_like, vectors
 
 Running = Literal["none", "sum", "min", "product"]
 _RUNNING = {"sum": np.cumsum, "min": np.minimum.accumulate, "product": np.cumprod}

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from trailmark.credit.returns import discounted
 from trailmark.types import Episode, Outcome
-
-from .returns import discounted
 
 
 def side_of(episode: Episode, seat: str) -> str:

@@ -33,7 +33,7 @@ from trailmark.methods.value_model import load_frozen
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.openrlhf_critic import in_our_layout
-from trailmark.objectives import Objective
+from trailmark.objectives.base import Objective
 from trailmark.rollout.play import Seat, must_show, play
 from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.data_files import must_be_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
@@ -10,13 +11,17 @@ from trailmark.config import Config, EngineConfig, NamesFile, NamesModel, RunCon
 from trailmark.credit.steps import Running
 from trailmark.errors import RecipeError
 from trailmark.methods.configs import CriticConfig, TaskConfig
-from trailmark.objectives import OBJECTIVES, get_objective
+from trailmark.objectives.base import Objective
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.weighted_logp import WeightedLogp
+from trailmark.recipe import Loaded, resolve
 from trailmark.samples import Mean
 from trailmark.score.config import judge_config
 from trailmark.seats.config import SeatConfig, seats_section
 from trailmark.steps import Split
 
 Variant = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]
+OBJECTIVES: dict[str, type[Objective]] = {"clipped": Clipped, "weighted_logp": WeightedLogp}
 CLIPPED = {"kind": "clipped", "ratio": "token", "surrogate": "clipped"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"credit": "group", "mean": "sequence", "objective": {**CLIPPED, "low": 0.2, "high": 0.2}},
@@ -92,17 +97,22 @@ class PolicyGradientRecipe(RunConfig):
     @field_validator("objective")
     @classmethod
     def _known(cls, v: dict[str, Any]) -> dict[str, Any]:
-        if v.get("kind") not in ("clipped", "weighted_logp"):
+        if str(v.get("kind")) not in OBJECTIVES:
             if v.get("kind") in ("rejection", "dpo", "ipo", "kto"):
                 raise ValueError(
                     f"{v['kind']} is an objective of method preference: write method: preference and "
                     f"objective: {v['kind']}"
                 )
-            raise ValueError(f"kind must be clipped or weighted_logp here (all: {', '.join(OBJECTIVES)})")
+            raise ValueError("kind must be clipped or weighted_logp here")
         try:
             return get_objective(v).model_dump()
         except RecipeError as e:
             raise ValueError(str(e)) from e
+
+
+def get_objective(spec: Mapping[str, Any]) -> Objective:
+    kind = spec["kind"]
+    return resolve(Loaded(f"objective {kind}", dict(spec)), OBJECTIVES[kind])
 
 
 def with_variant(raw: dict[str, Any]) -> dict[str, Any]:

@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from trailmark.credit import group_relative, leave_one_out, outcome_of, turn_returns, whiten
+from trailmark.credit.groups import group_relative, leave_one_out
+from trailmark.credit.shaping import whiten
+from trailmark.credit.turns import outcome_of, turn_returns
 from trailmark.episodes import equal, group_rewards, least_range
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap
 from trailmark.methods.base import ModelInMemory, reference_in_memory
 from trailmark.methods.eval_function import EvalFunction
 from trailmark.methods.online import OnlineMethod
-from trailmark.methods.online_configs import PolicyGradientRecipe
+from trailmark.methods.online_configs import PolicyGradientRecipe, get_objective
 from trailmark.models.load import load_reference
 from trailmark.models.readout import Readout
-from trailmark.objectives import Objective, get_objective
+from trailmark.objectives.base import Objective
 from trailmark.rollout.pool import Ahead
 from trailmark.runs.annotations import read_beside
 from trailmark.runs.checkpoints import listed

@@ -36,7 +36,10 @@ from trailmark.methods.base import ModelInMemory
 from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.methods.offline_configs import PAIRED, PreferenceRecipe
 from trailmark.models.readout import Readout
-from trailmark.objectives import Kto, Objective, Pairwise, Sft
+from trailmark.objectives.base import Objective
+from trailmark.objectives.kto import Kto
+from trailmark.objectives.pairwise import Pairwise
+from trailmark.objectives.sft import Sft
 from trailmark.samples import build_samples, pair
 from trailmark.types import Episode, Sample
 

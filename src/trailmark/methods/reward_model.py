@@ -37,7 +37,10 @@ from trailmark.methods.preference import listed_pairs, places_of_pairs, places_o
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
-from trailmark.objectives import Classify, Objective, Ranking, Value
+from trailmark.objectives.base import Objective
+from trailmark.objectives.classify import Classify
+from trailmark.objectives.ranking import Ranking
+from trailmark.objectives.value import Value
 from trailmark.runs.store import Run
 from trailmark.samples import class_sample, pair
 from trailmark.seats.config import AnyKind

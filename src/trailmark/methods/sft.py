@@ -22,7 +22,7 @@ from trailmark.methods.batches import Batches
 from trailmark.methods.configs import SftRecipe
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
-from trailmark.objectives import Sft
+from trailmark.objectives.sft import Sft
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.tasks.labels import CHOICES

@@ -25,7 +25,10 @@ from typing import Any
 import numpy as np
 
 from trailmark.config import ModelConfig
-from trailmark.credit import against_greedy, discounted, gae, group_steps, kl_shaped, place, step_rewards
+from trailmark.credit.gae import gae
+from trailmark.credit.returns import discounted
+from trailmark.credit.shaping import kl_shaped, place
+from trailmark.credit.steps import against_greedy, group_steps, step_rewards
 from trailmark.episodes import won
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap
@@ -36,7 +39,10 @@ from trailmark.methods.online_configs import StepRewards, StepRlRecipe
 from trailmark.methods.value_model import critic_in_memory, load_critic, load_frozen
 from trailmark.models.load import load_reference
 from trailmark.models.readout import Readout
-from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
+from trailmark.objectives.base import Objective
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.value import Value
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.rollout.play import play
 from trailmark.runs.store import Run
 from trailmark.samples import annotate_turns, build_samples

@@ -15,7 +15,10 @@ from trailmark.learn.learner import Learner
 from trailmark.models.layout import RICHNESS, saving
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
-from trailmark.objectives import Clipped, Objective, Sft, WeightedLogp
+from trailmark.objectives.base import Objective
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.sft import Sft
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.types import Episode, Sample
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings

@@ -14,7 +14,7 @@ from trailmark.config import (
 from trailmark.errors import TrailmarkError
 from trailmark.methods.configs import CriticConfig, TaskConfig
 from trailmark.methods.offline_configs import OfflineFinal, OfflineRecipe
-from trailmark.objectives.soft_bellman import Level
+from trailmark.methods.oreo.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.steps import Split
 

@@ -7,21 +7,21 @@ A policy pi and a value V are trained until they satisfy the soft Bellman equati
 The paper's equations, and where they are (l_i is the log-ratio above, sg a stop-gradient):
 
     V*(s) - V*(s') = r - beta log pi*/ref         soft Bellman     summed from t on: the line above
-    L_V  = mean_t (V(s_t) - R + beta sum_{i>=t} l_i)^2             `objectives/soft_bellman.py:SoftBellman._value`
-    L_pi = mean_t (V(s_t) - R + beta l_t + sg[beta sum_{i>t} l_i])^2  `objectives/soft_bellman.py:SoftBellman._policy`
-           its variants: step, response, one step, no stop-gradient  `objectives/soft_bellman.py:SoftBellman._policy`
-    L_reg = alpha KL(pi || ref)                                    `objectives/soft_bellman.py:SoftBellman._regulariser`
-    mean_t over a trajectory, then the batch; states, actions, R   `methods/oreo/data.py:trajectory_samples`
-    the steps of a response                                        `steps.py:mark_steps`
-    alpha learnt so that the KL meets a target                     `objectives/soft_bellman.py:SoftBellman.learn`
-    data: plays of each start, or as many right as wrong           `methods/oreo/data.py:collect_balanced`
-    collect, train, and again                                      `methods/oreo/rounds.py:OreoRoundsMethod`
-    beam search, and the best of K actions, by V                   `rollout/search.py:_Search.beam`
-    the best of N whole answers by V                               `rollout/search_episodes.py:best_by_value`
-    V* and pi* in closed form, on small problems                   `tasks/solved.py:solve_soft`
+    L_V  = mean_t (V(s_t) - R + beta sum_{i>=t} l_i)^2           `methods/oreo/soft_bellman.py:SoftBellman._value`
+    L_pi = mean_t (V(s_t) - R + beta l_t + sg[beta sum_{i>t} l_i])^2  `methods/oreo/soft_bellman.py:SoftBellman._policy`
+           its variants: step, response, one step, no stop-gradient  `methods/oreo/soft_bellman.py:SoftBellman._policy`
+    L_reg = alpha KL(pi || ref)                                  `methods/oreo/soft_bellman.py:SoftBellman._regulariser`
+    mean_t over a trajectory, then the batch; states, actions, R `methods/oreo/data.py:trajectory_samples`
+    the steps of a response                                      `steps.py:mark_steps`
+    alpha learnt so that the KL meets a target                   `methods/oreo/soft_bellman.py:SoftBellman.learn`
+    data: plays of each start, or as many right as wrong         `methods/oreo/data.py:collect_balanced`
+    collect, train, and again                                    `methods/oreo/rounds.py:OreoRoundsMethod`
+    beam search, and the best of K actions, by V                 `rollout/search.py:_Search.beam`
+    the best of N whole answers by V                             `rollout/search_episodes.py:best_by_value`
+    V* and pi* in closed form, on small problems                 `tasks/solved.py:solve_soft`
 
 Each step takes a batch of trajectories. The value moves towards the right-hand side, and the policy moves so that the
-two sides meet (`objectives/soft_bellman.py` has the variants). Both losses are computed from the models before the
+two sides meet (`methods/oreo/soft_bellman.py` has the variants). Both losses are computed from the models before the
 step. The reference `ref` is the policy before training, or another model. The baselines that learn from the same file
 are in method `preference`.
 
@@ -45,9 +45,9 @@ from trailmark.methods.base import ModelInMemory
 from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.methods.oreo import data as oreo_data
 from trailmark.methods.oreo.config import OreoRecipe
+from trailmark.methods.oreo.soft_bellman import SoftBellman
 from trailmark.methods.value_model import critic_in_memory, load_critic
 from trailmark.models.readout import Readout
-from trailmark.objectives import SoftBellman
 from trailmark.rollout.search import parse_plan
 from trailmark.rollout.search_episodes import search_episodes
 from trailmark.score.values import HeadValues

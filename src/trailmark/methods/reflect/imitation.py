@@ -44,7 +44,7 @@ from trailmark.methods.reflect.play import (
 )
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
-from trailmark.objectives import Sft
+from trailmark.objectives.sft import Sft
 from trailmark.progress import counted
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode

@@ -54,7 +54,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.config import ModelConfig
-from trailmark.credit import turn_returns
+from trailmark.credit.turns import turn_returns
 from trailmark.episodes import won
 from trailmark.errors import RunError, TaskError
 from trailmark.failures import must_be_answered
@@ -79,7 +79,10 @@ from trailmark.methods.reflect.imitation import (
 from trailmark.methods.reflect.play import two_players
 from trailmark.models.critic import make_critic
 from trailmark.models.readout import Readout
-from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
+from trailmark.objectives.base import Objective
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.value import Value
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.rollout.play import play, play_starts, start_all
 from trailmark.rollout.reference_players import oracle_player, random_player
 from trailmark.runs.episode_json import from_json, to_json
