@@ -1,3 +1,4 @@
+import asyncio
 import functools
 import gc
 import os
@@ -5,6 +6,7 @@ import signal
 import socketserver
 import ssl
 import tempfile
+import types
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,6 +15,7 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # where it is remembered whic
 import pytest
 import torch
 import typer.testing
+import uvicorn.server
 from hypothesis import settings
 
 torch.set_num_threads(1)
@@ -26,6 +29,8 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 # The server ends at once, and not half a second later.
 socketserver.StreamRequestHandler.disable_nagle_algorithm = True
 socketserver.BaseServer.serve_forever.__defaults__ = (0.01,)
+# uvicorn looks every 100 ms whether it is to end, and waits as long again: here 5 ms.
+uvicorn.server.asyncio = types.SimpleNamespace(**vars(asyncio) | {"sleep": lambda s: asyncio.sleep(s / 20)})
 
 # `make test` tries the same examples every time; `make fuzz` (tests/fuzz.py) draws new ones.
 settings.register_profile("test", derandomize=True, deadline=None, database=None)
