@@ -12,7 +12,7 @@ from trailmark.commands.app import app
 from trailmark.config import ModelConfig, dump, resolve
 from trailmark.errors import ModelError, RecipeError
 from trailmark.methods import get_method
-from trailmark.runs.chains import chain
+from trailmark.methods.reflect.chains import chain
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run

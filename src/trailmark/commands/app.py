@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from trailmark import __version__, registry, stopping
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
-from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
+from trailmark.commands.evaluate import compare, evaluate, prune, study
 from trailmark.commands.models import models
 from trailmark.commands.plan import plan
 from trailmark.commands.play import play
@@ -201,7 +201,6 @@ app.command("eval")(evaluate)
 app.command()(compare)
 app.command()(stages)
 app.command()(study)
-app.command()(curves)
 app.command()(prune)
 app.command()(verify)
 app.command()(models)

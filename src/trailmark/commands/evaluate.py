@@ -327,27 +327,6 @@ def study(
     )  # fmt: skip
 
 
-def curves(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN …", help="Runs; each is drawn with the runs that it continues.")
-    ],
-    out: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path("curves.png"),
-    metrics: Annotated[str, typer.Option(help="Panels, such as success,reward.")] = "success,reward,loss",
-    width: Annotated[int, typer.Option(min=1, help="Steps of the moving average.")] = 99,
-    log: Annotated[Path | None, typer.Option(help="Also write the merged log of the first run as JSONL.")] = None,
-) -> None:
-    """Draw curves over runs that continue each other, with steps counted over all; optionally merge their logs."""
-    from trailmark.runs.store import Run
-
-    for run in runs:
-        Run.open(run)  # before torch is imported
-    from trailmark.runs.chains import draw_curves, write_merged
-
-    typer.echo(draw_curves(runs, out, metrics.split(","), width))
-    if log is not None:
-        typer.echo(f"{log}: {write_merged(runs[0], log)} steps")
-
-
 def prune(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN …", help="Runs that are not being trained.")],
     keep: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints to keep.")] = 1,
@@ -357,7 +336,7 @@ def prune(
 
     for run in runs:
         Run.open(run)  # check all of them before anything is deleted
-    from trailmark.runs.chains import prune_run
+    from trailmark.runs.checkpoints import prune_run
 
     for run in runs:
         typer.echo(f"{run}: {prune_run(run, keep) / 2**20:.1f} MB freed")

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from trailmark.fault_points import point
+from trailmark.runs.store import Run
 
 EXTRA = "extra"  # file in a checkpoint that the clock or a signal made
 
@@ -50,3 +51,16 @@ def sweep(folder: Path) -> None:
     """Delete what a killed process left unfinished."""
     for path in folder.glob(".*.partial"):
         path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
+
+
+def prune_run(run: str | Path, keep: int = 1) -> int:
+    """Delete all but the newest `keep` checkpoints of a run that no process trains. Returns the number of freed bytes.
+    This does not check whether another run starts from a deleted checkpoint: prune the last run of a chain first."""
+    with Run.open(run, lock=True) as held:
+        before = _bytes(held.checkpoints_dir)
+        prune(held.checkpoints_dir, keep, [])
+        return before - _bytes(held.checkpoints_dir)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())

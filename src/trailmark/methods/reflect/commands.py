@@ -1,4 +1,4 @@
-"""`trailmark data auto-explore | sft | records | taxi | alfworld`: what Reflect-RL imitates."""
+"""`trailmark data auto-explore | sft | records | taxi | alfworld`: what Reflect-RL imitates; and `trailmark curves`."""
 
 from __future__ import annotations
 
@@ -201,3 +201,24 @@ def _task(name: str, options: dict[str, Any]) -> Any:
     from trailmark.tasks import get_task
 
     return get_task(name, **options)
+
+
+def curves(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN …", help="Runs; each is drawn with the runs that it continues.")
+    ],
+    out: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path("curves.png"),
+    metrics: Annotated[str, typer.Option(help="Panels, such as success,reward.")] = "success,reward,loss",
+    width: Annotated[int, typer.Option(min=1, help="Steps of the moving average.")] = 99,
+    log: Annotated[Path | None, typer.Option(help="Also write the merged log of the first run as JSONL.")] = None,
+) -> None:
+    """Draw curves over runs that continue each other, with steps counted over all; optionally merge their logs."""
+    from trailmark.runs.store import Run
+
+    for run in runs:
+        Run.open(run)  # before torch is imported
+    from trailmark.methods.reflect.chains import draw_curves, write_merged
+
+    typer.echo(draw_curves(runs, out, metrics.split(","), width))
+    if log is not None:
+        typer.echo(f"{log}: {write_merged(runs[0], log)} steps")

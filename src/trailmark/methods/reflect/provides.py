@@ -29,6 +29,7 @@ PROVIDES = {
         "taxi": "trailmark.methods.reflect.commands:taxi",
         "alfworld": "trailmark.methods.reflect.commands:alfworld",
     },
+    "commands": {"curves": "trailmark.methods.reflect.commands:curves"},
     "quickstarts": {"reflect": "trailmark.methods.reflect.quickstart:quickstart"},
     "advice": {"followed": "trailmark.methods.reflect.copy_rate:copy_rate"},  # a metric of words that an actor hears
     "markers": {" # Analyze:\n": True, " # Action:\n": False},  # whether an end token follows

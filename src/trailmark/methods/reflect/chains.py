@@ -1,4 +1,4 @@
-"""Runs that continue other runs: one merged log, one curve, and deleting old checkpoints.
+"""Runs that continue other runs: one merged log, and one curve (`trailmark curves`).
 
 A run that started from a checkpoint of another run (`load.policy` of method reflect, `model.name` of other methods)
 continues it. Its step k is step `offset + k` of the whole chain, where the offset counts the steps up to that
@@ -17,9 +17,9 @@ from typing import Any
 
 from trailmark.errors import DataError, RunError
 from trailmark.runs.atomic_files import atomic_write
-from trailmark.runs.checkpoints import is_checkpoint, listed, prune
+from trailmark.runs.checkpoints import is_checkpoint, listed
 from trailmark.runs.named_models import read_models
-from trailmark.runs.store import Run, read_metrics, read_recipe
+from trailmark.runs.store import read_metrics, read_recipe
 
 PANELS = ("success", "reward", "loss")  # the default metrics of a curve
 COLOURS = ("#2f6fb3", "#c8501e", "#2a9d5c", "#8250a8", "#b08900", "#5b6770")
@@ -147,16 +147,3 @@ def write_merged(run: str | Path, out: Path) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows).encode())
     return len(rows)
-
-
-def prune_run(run: str | Path, keep: int = 1) -> int:
-    """Delete all but the newest `keep` checkpoints of a run that no process trains. Returns the number of freed bytes.
-    This does not check whether another run starts from a deleted checkpoint: prune the last run of a chain first."""
-    with Run.open(run, lock=True) as held:
-        before = _bytes(held.checkpoints_dir)
-        prune(held.checkpoints_dir, keep, [])
-        return before - _bytes(held.checkpoints_dir)
-
-
-def _bytes(folder: Path) -> int:
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())

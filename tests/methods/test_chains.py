@@ -10,8 +10,9 @@ from trailmark.commands.app import app
 from trailmark.config import resolve
 from trailmark.errors import DataError, RunBusy, RunError
 from trailmark.methods import get_method
+from trailmark.methods.reflect import chains as upkeep
 from trailmark.methods.reflect import method as reflect
-from trailmark.runs import chains as upkeep
+from trailmark.runs.checkpoints import prune_run
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics
 
@@ -133,10 +134,10 @@ def test_old_checkpoints_go(folder):
     run = folder / "first"
     kept = {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
     with Run.open(run, lock=True), pytest.raises(RunBusy):
-        upkeep.prune_run(run)
-    assert upkeep.prune_run(run, 2) > 0 and [p.name for p in sorted((run / "checkpoints").iterdir())] == [
+        prune_run(run)
+    assert prune_run(run, 2) > 0 and [p.name for p in sorted((run / "checkpoints").iterdir())] == [
         "000004",
         "000006",
     ]
-    assert upkeep.prune_run(run, 2) == 0
+    assert prune_run(run, 2) == 0
     assert {p.name: p.read_bytes() for p in run.iterdir() if p.is_file() and p.name != ".lock"}.items() <= kept.items()
