@@ -66,6 +66,7 @@ from trailmark.methods.base import Method, ModelInMemory
 from trailmark.methods.batches import Walk, how_long
 from trailmark.methods.pipeline import training_stage
 from trailmark.methods.reflect.config import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
+from trailmark.methods.reflect.critic import make_critic
 from trailmark.methods.reflect.curriculum import level_starts
 from trailmark.methods.reflect.imitation import (
     ImitationMethod,
@@ -77,7 +78,6 @@ from trailmark.methods.reflect.imitation import (
     talk_of,
 )
 from trailmark.methods.reflect.play import two_players
-from trailmark.models.critic import make_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives.base import Objective
 from trailmark.objectives.clipped import Clipped
