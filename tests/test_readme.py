@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_a_task_of_your_own(tmp_path):
     readme = (ROOT / "README.md").read_text()
-    code, _ = re.findall(r"```python\n(.*?)```", readme, re.S)
+    *_, code = re.findall(r"```python\n(.*?)```", readme, re.S)
     (tmp_path / "guess.py").write_text(code)
     command = "from trailmark.commands.app import main; main()"
     words = [
@@ -51,7 +51,7 @@ def test_a_reward_of_your_own(tmp_path):
 
 
 def test_the_same_reward_from_python(tmp_path):
-    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
+    *_, code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
     assert len([line for line in code.splitlines() if line.strip()]) < 30
     words = ("sun", "moon", "sea", "hill", "rain")
     rows = [{"prompt": f"Sing of the {w}: ", "vowels": "aeiou"} for w in words]

@@ -190,8 +190,8 @@ def records_of(r: Any, name: str) -> list[dict[str, Any]]:
     what, folder, words = round_of(name)[0], r.root / name, r.tokenizer
     if not record_of(r.root, name).exists():
         raise RunError(f"{r.root}: stage '{name}' is not done yet: make it with `trailmark stages`.")
-    if what in ("solutions", "lessons", "cleaned"):  # lessons of an older run lie beside what the teacher wrote
-        files = sorted(p for p in folder.glob("*.jsonl") if ".annotations" not in p.name and p.name != "written.jsonl")
+    if what in ("solutions", "lessons", "cleaned"):
+        files = sorted(p for p in folder.glob("*.jsonl") if ".annotations" not in p.name)
         return records.solution_records([e for p in files for e in read_segment(p)], words)
     if what == "states":
         return records.state_records(r.solved(), r.shard(), words)
