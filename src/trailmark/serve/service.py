@@ -25,17 +25,7 @@ from trailmark.rollout.encode import encode
 from trailmark.rollout.play import stop_ids
 from trailmark.score.values import HeadValues
 from trailmark.serve.answers import Mark, Names, Reply, Whole, json_response
-from trailmark.serve.body import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    Message,
-    Sampling,
-    ScoreBody,
-    ValuesBody,
-    listed,
-    read,
-)
+from trailmark.serve.body import Body, ChatBody, CompletionBody, Message, Sampling, ScoreBody, ValuesBody, listed, read
 from trailmark.serve.capacity import ANSWER, Capacity, Queue, answer_size, client_of, holding_answer
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat, plain_format

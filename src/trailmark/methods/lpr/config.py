@@ -6,16 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from trailmark.config import (
-    Config,
-    EngineConfig,
-    NamesFile,
-    NamesModel,
-    RunConfig,
-    SamplingConfig,
-    Seed,
-    resolve,
-)
+from trailmark.config import Config, EngineConfig, NamesFile, NamesModel, RunConfig, SamplingConfig, Seed, resolve
 from trailmark.errors import RecipeError
 from trailmark.methods import get_config
 from trailmark.methods.configs import TaskConfig

@@ -6,11 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from trailmark.config import (
-    Config,
-    NamesFile,
-    SamplingConfig,
-)
+from trailmark.config import Config, NamesFile, SamplingConfig
 from trailmark.errors import TrailmarkError
 from trailmark.methods.configs import CriticConfig, TaskConfig
 from trailmark.methods.offline_configs import OfflineFinal, OfflineRecipe

@@ -6,14 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from trailmark.config import (
-    Config,
-    EngineConfig,
-    NamesFile,
-    NamesModel,
-    OptimConfig,
-    RunConfig,
-)
+from trailmark.config import Config, EngineConfig, NamesFile, NamesModel, OptimConfig, RunConfig
 from trailmark.methods.configs import TaskConfig
 
 Head = Literal["listed", "alphabet", "vocabulary"]
