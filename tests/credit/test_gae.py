@@ -3,7 +3,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from trailmark.credit.gae import gae, gae_on_clock
+from trailmark.credit.gae import gae
 from trailmark.credit.returns import discounted
 
 
@@ -90,60 +90,6 @@ def test_with_the_exact_value_the_mean_advantage_is_the_true_one(gamma, lam):
         assert total[key] / mass[key] == pytest.approx(q[key] - v[key[0]], abs=1e-12), key
 
 
-# --- clocks ---------------------------------------------------------------------------------------------------------
-# Two turns of 3 and 2 tokens, around and between them observations. Steps cut the first turn in 1 + 2 tokens.
-#         o   o   a  b  c   o   o   d  e   o
-REWARD = [0, 0, 0, 0.5, 0.25, 0, 0, 0, 2, 0]
-VALUE = [9, 9, 0.1, 0.2, 0.3, 9, 9, 0.4, 0.5, 9]
-TURNS = [-1, -1, 0, 0, 0, -1, -1, 1, 1, -1]
-STEPS = [-1, -1, 0, 1, 1, -1, -1, 2, 2, -1]
-TOKENS = [-1, -1, 0, 1, 2, -1, -1, 3, 4, -1]
-
-
-@pytest.mark.parametrize(
-    ("clock", "r", "v", "at"),
-    [
-        (TURNS, [0.75, 2], [0.1, 0.4], [0, 0, 0, 1, 1]),
-        (STEPS, [0, 0.75, 2], [0.1, 0.2, 0.4], [0, 1, 1, 2, 2]),
-        (TOKENS, [0, 0.5, 0.25, 0, 2], [0.1, 0.2, 0.3, 0.4, 0.5], [0, 1, 2, 3, 4]),
-    ],
-)
-def test_a_clock_sums_rewards_takes_first_values_and_broadcasts(clock, r, v, at):
-    a, target = gae_on_clock(REWARD, VALUE, clock, 0.9, 0.8, bootstrap=0.6)
-    want = np.array(double_sum(r, v, 0.9, 0.8, 0.6))
-    written = np.array(clock) >= 0
-    np.testing.assert_allclose(a[written], want[at], atol=1e-14)
-    np.testing.assert_allclose(target[written], (want + v)[at], atol=1e-14)
-    assert not a[~written].any() and not target[~written].any()
-
-
-def test_turn_clock_by_hand():
-    # A_1 = 2 - 0.4 = 1.6; delta_0 = 0.75 + 0.4 - 0.1 = 1.05; A_0 = 1.05 + 0.5*1.6 = 1.85
-    a, _ = gae_on_clock(REWARD, VALUE, TURNS, 1.0, 0.5)
-    np.testing.assert_allclose(a, [0, 0, 1.85, 1.85, 1.85, 0, 0, 1.6, 1.6, 0], rtol=1e-14)
-
-
-@pytest.mark.parametrize("gap", [0, 1, 50])
-def test_observations_do_not_decay_the_reward(gap):
-    clock = [0, *[-1] * gap, 1]
-    a, _ = gae_on_clock([0, *[0] * gap, 1], [0.0] * (gap + 2), clock, gamma=0.5, lam=1.0)
-    assert a[0] == 0.5 and a[-1] == 1.0
-
-
-def test_a_decision_may_be_interrupted_by_an_observation():
-    a, _ = gae_on_clock([0, 0, 1, 2], [0.5, 0, 0.5, 0.25], [0, -1, 0, 1], 1.0, 1.0)
-    assert a.tolist() == [2.5, 0, 2.5, 1.75]
-
-
-def test_nothing_written():
-    assert gae_on_clock([0, 0], [1, 1], [-1, -1], 1.0, 1.0)[0].tolist() == [0, 0]
-
-
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="values has 1 entries, but rewards has 2"):
         gae([1, 2], [1], 1.0, 1.0)
-    with pytest.raises(ValueError, match="the reward 3 at token 1 is on a token that was not written"):
-        gae_on_clock([0, 3], [0, 0], [0, -1], 1.0, 1.0)
-    for clock in ([1, 0], [0, -2]):
-        with pytest.raises(ValueError, match="clock_id must be"):
-            gae_on_clock([0, 0], [0, 0], clock, 1.0, 1.0)

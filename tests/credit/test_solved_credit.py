@@ -8,7 +8,7 @@ import torch
 from tabular import TabularLM
 
 from trailmark.config import LearnerConfig
-from trailmark.credit.gae import gae, gae_on_clock
+from trailmark.credit.gae import gae
 from trailmark.credit.groups import group_relative, leave_one_out
 from trailmark.credit.returns import discounted
 from trailmark.learn.learner import Learner
@@ -144,86 +144,6 @@ def test_gae_of_a_play_that_was_cut_needs_the_value_it_stopped_at(p):
             mean.add((s, a), weight, x)
     for (s, a), x in mean.items():
         assert x == pytest.approx(q[s, a] - v[s], abs=1e-13)
-
-
-def laid_out(ticks, rewards, values, sizes, draw):
-    """Decisions as tokens: `sizes[k]` written ones each, with observations of random length before every turn. Values
-    inside a decision and on observations are noise that must not matter; rewards lie anywhere in the decision."""
-    r, v, ids = [], [], []
-    for k, size in zip(ticks, sizes):
-        for _ in range(draw.integers(0, 4)):
-            r, v, ids = [*r, 0.0], [*v, draw.normal()], [*ids, -1]
-        at = draw.integers(0, size)
-        r += [rewards[k] if j == at else 0.0 for j in range(size)]
-        v += [values[k], *draw.normal(size=size - 1)]
-        ids += [k] * size
-    r, v, ids = [*r, 0.0], [*v, 9.0], [*ids, -1]
-    return np.array(r), np.array(v), np.array(ids)
-
-
-@ALL
-@LAMBDA
-@pytest.mark.parametrize("clock", ["tokens", "steps", "turns"])
-def test_clocks_with_observations_in_between(p, lam, clock):
-    """A decision of one token (clock of tokens) or of several (steps, turns), observations in between: the same numbers
-    as `gae` on the decisions, on all tokens of a decision, and so the advantage in the mean."""
-    draw = np.random.default_rng(5)
-    gamma = 0.9
-    _, pi = policy(p, 2)
-    v, q = solved(p, pi, gamma)
-    mean = Mean()
-    for weight, states, actions, rewards in walks(p, pi):
-        k = len(states)
-        sizes = [1] * k if clock == "tokens" else draw.integers(1, 5, k).tolist()
-        ticks = list(range(k))
-        r, values, ids = laid_out(ticks, rewards, v[states], sizes, draw)
-        if clock == "turns":
-            ids = np.where(ids >= 0, 3 * ids + 2, -1)  # numbers may have gaps
-        a, target = gae_on_clock(r, values, ids, gamma, lam)
-        want, goal = gae(rewards, v[states], gamma, lam)
-        np.testing.assert_allclose(a[ids >= 0], np.repeat(want, sizes), atol=1e-15)
-        np.testing.assert_allclose(target[ids >= 0], np.repeat(goal, sizes), atol=1e-15)
-        assert (a[ids < 0] == 0).all() and (target[ids < 0] == 0).all()
-        first = [int(np.nonzero(ids == t)[0][0]) for t in np.unique(ids[ids >= 0])]
-        for s, act, x in zip(states, actions, a[first]):
-            mean.add((s, act), weight, x)
-    for (s, act), x in mean.items():
-        assert x == pytest.approx(q[s, act] - v[s], abs=1e-13)
-
-
-@ALL
-@LAMBDA
-def test_turns_of_two_letters(p, lam):
-    """A clock of turns in which a turn is up to two letters: the mean advantage of a turn that wrote ab in s is
-    r(s, a) + r(s', b) + V(s'') - V(s); time moves once a turn, so what is inside a turn is not discounted."""
-    _, pi = policy(p, 3)
-    gamma = 0.8
-    pairs: dict = {}  # state -> {letters: (probability, reward, state after)}
-    for s in range(len(pi)):
-        pairs[s] = {}
-        for a in range(pi.shape[1]):
-            t = int(p.next[s, a])
-            if t == END:
-                pairs[s][a,] = (pi[s, a], p.reward[s, a], END)
-                continue
-            for b in range(pi.shape[1]):
-                pairs[s][a, b] = (pi[s, a] * pi[t, b], p.reward[s, a] + p.reward[t, b], int(p.next[t, b]))
-    v = np.zeros(len(pi) + 1)  # the last is END's
-    for s in range(len(pi) - 1, -1, -1):
-        v[s] = sum(w * (r + gamma * v[t]) for w, r, t in pairs[s].values())
-    mean = Mean()
-    for weight, states, actions, rewards in walks(p, pi):
-        ids, r, values = [], [], []
-        for k, (s, reward) in enumerate(zip(states, rewards)):
-            ids += [-1, k // 2] if k % 2 == 0 else [k // 2]
-            r += [0.0, reward] if k % 2 == 0 else [reward]
-            values += [7.0, v[s]] if k % 2 == 0 else [-7.0]
-        a, _ = gae_on_clock(r, values, ids, gamma, lam)
-        for k in range(0, len(states), 2):
-            mean.add((states[k], tuple(actions[k : k + 2])), weight, a[ids.index(k // 2)])
-    for (s, letters), x in mean.items():
-        _, r, t = pairs[s][letters]
-        assert x == pytest.approx(r + gamma * v[t] - v[s], abs=1e-13)
 
 
 # --- gradients of expected return -----------------------------------------------------------------------------------

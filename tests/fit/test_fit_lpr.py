@@ -32,7 +32,7 @@ from trailmark.rollout.play import start_all
 from trailmark.runs.stages import Stage, run_stages
 from trailmark.runs.store import read_metrics, read_segment
 from trailmark.samples import class_sample
-from trailmark.score.classes import episode_scores, over_steps, step_scores
+from trailmark.score.classes import over_steps, step_scores
 from trailmark.seats.config import ScriptedSeat
 from trailmark.seats.open_seats import OpenSeats
 from trailmark.seats.pinned_models import pin_models
@@ -154,11 +154,11 @@ def lpr(root, tasks=6, n=8, margin=1e-3, seed=0):
         lm = load_model(pin_models(ModelConfig(name=str(at["head"]), dtype="float64")))
         notes, episodes = step_scores(lm, solved(), head="step", classes=(2, 3)), solved()
         formats.write("episodes", folder / "all.jsonl", episodes, None, annotations=notes)
-        return {"product": episode_scores(notes, "product")}
+        return {"product": {n.episode: over_steps(n.values, "product") for n in notes}}
 
     def pairs(folder):
         found = formats.read("episodes", at["scores"] / "all.jsonl", None)
-        rewards = episode_scores(found.annotations, "product")
+        rewards = {n.episode: over_steps(n.values, "product") for n in found.annotations}
         made = [p for g in by_group(found.episodes).values() for p in process_pairs(g, rewards, margin=margin)]
         formats.write("episodes", folder / "all.jsonl", pair_sides(made), None)
         return {"pairs": len(made), "both right": sum(won(b) for _, b in made)}
@@ -261,8 +261,7 @@ def test_dpo_starts_at_ln_2_with_the_pairs_of_the_file(made):
 
 
 def test_step_scores_over_a_solution():
-    """{2, 3} of logits 0, 0, ln 2, ln 5 is 7/9. Over steps: the product, the least, the last, the geometric mean. Steps
-    may be left out; of no step there is nothing."""
+    """{2, 3} of logits 0, 0, ln 2, ln 5 is 7/9. Over steps: the product, the least, the last, the geometric mean."""
     lm = TabularLM([(1,), (1, 2), (1, 2, 3)], 8)
     head = lm.add_head("step", 4)
     with torch.no_grad():
@@ -276,9 +275,7 @@ def test_step_scores_over_a_solution():
     assert note.values == pytest.approx((a, b), abs=1e-12)
     want = {"product": a * b, "min": b, "last": b, "geomean": math.sqrt(a * b), "sum": a + b}
     for over, value in want.items():
-        assert episode_scores([note], over)["e"] == pytest.approx(value, abs=1e-12)
-    assert episode_scores([note], "product", skip={("e", 0): [1]}) == {"e": pytest.approx(a, abs=1e-12)}
-    assert episode_scores([note], "last", skip={("e", 0): [0, 1]}) == {}  # no step is left: no reward, not the best one
+        assert over_steps(note.values, over) == pytest.approx(value, abs=1e-12)
     assert over_steps([0.5, 0.25, 1.0], "product") == 0.125
 
 

@@ -28,37 +28,3 @@ def gae(
         ahead = a[k] = r[k] + gamma * after - v[k] + gamma * lam * ahead
         after = v[k]
     return a, a + v
-
-
-def gae_on_clock(
-    reward_stream: ArrayLike,
-    value_stream: ArrayLike,
-    clock_id: ArrayLike,
-    gamma: float,
-    lam: float,
-    bootstrap: float = 0.0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """`gae` on token streams. `clock_id[t]` is the decision that token t belongs to, and time advances once per
-    decision.
-
-    For a clock of tokens, give every written token its own id. For slower clocks, give one id per step or per turn.
-    Tokens that were not written have id -1: they are no time steps, decay nothing and get 0. The rewards of one
-    decision are added. Its value is that of its first token (the state in which the decision began). Its advantage and
-    target go to all its tokens. Train a critic at the first token of a decision.
-    reward_stream, value_stream, clock_id: [T] -> [T], [T]
-    """
-    r, v, ids = vectors(reward_stream=reward_stream, value_stream=value_stream, clock_id=clock_id)
-    written = ids != -1
-    if (ids[written] < 0).any() or (np.diff(ids[written]) < 0).any():
-        raise ValueError("clock_id must be -1 on tokens not written and never go down on the others")
-    lost = ~written & (r != 0)
-    if lost.any():
-        where = f"the reward {r[lost][0]:g} at token {int(lost.argmax())}"
-        raise ValueError(
-            f"{where} is on a token that was not written; put it on a token of the decision that earned it"
-        )
-    _, first, tick = np.unique(ids[written], return_index=True, return_inverse=True)
-    a, target = gae(np.bincount(tick, r[written], minlength=len(first)), v[written][first], gamma, lam, bootstrap)
-    out_a, out_target = np.zeros_like(r), np.zeros_like(r)
-    out_a[written], out_target[written] = a[tick], target[tick]
-    return out_a, out_target

@@ -151,18 +151,6 @@ def must_share_tokenizer(lm: LM, tokenizer: Any, name: str) -> None:
         )
 
 
-def episode_scores(
-    steps: Sequence[Annotation], over: Over, skip: Mapping[tuple[str, int], Sequence[int]] | None = None
-) -> dict[str, float]:
-    """One number per episode from the annotations of its steps, in the order of its turns. `skip` maps (episode, turn)
-    to the numbers of steps that are left out. An episode without remaining steps gets no number."""
-    found: dict[str, list[float]] = {}
-    for note in sorted(steps, key=lambda a: -1 if a.turn is None else a.turn):
-        left_out = (skip or {}).get((note.episode, note.turn if note.turn is not None else -1), ())
-        found.setdefault(note.episode, []).extend(v for k, v in enumerate(note.values) if k not in left_out)
-    return {e: over_steps(values, over) for e, values in found.items() if values}
-
-
 # --- kept --------------------------------------------------------------------------------------------------------
 
 
