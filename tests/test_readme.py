@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_a_task_of_your_own(tmp_path):
     readme = (ROOT / "README.md").read_text()
-    *_, code = re.findall(r"```python\n(.*?)```", readme, re.S)
+    code, _ = re.findall(r"```python\n(.*?)```", readme, re.S)
     (tmp_path / "guess.py").write_text(code)
     command = "from trailmark.commands.app import main; main()"
     words = [

@@ -29,7 +29,7 @@ from trailmark.serve.body import Body, ChatBody, CompletionBody, Message, Sampli
 from trailmark.serve.capacity import ANSWER, Capacity, Queue, answer_size, client_of, holding_answer
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat, plain_format
-from trailmark.serve.receive import received
+from trailmark.serve.received import received
 from trailmark.serve.score import score_rows
 from trailmark.serve.search import allow_search, answer_of, search_all, sequences, value_rows
 from trailmark.serve.threads import Lane, WorkerThreads
@@ -111,6 +111,7 @@ class Service:
             self.capacity.check_room(len(texts) * body.n, client_of(request))
             self.check_length(texts)
             check = lambda p: self.check_size(p, "prompt", self.engine.max_len - 1)
+            lane = "large" if len(texts) > ROWS_AT_ONCE else lane
             prompts = await self.read_rows(lane, body.prompts(self.tokenizer), check)
             budget = 16 if body.max_tokens is None else body.max_tokens
             if budget == 0 and not body.echo:
@@ -331,16 +332,21 @@ class Service:
                     heard.get_nowait()
                     self.unread -= 1
 
-        for i, ask in enumerate(asks):
-
-            def listen(w: Written, first: int = i * ask.n) -> None:
+        def ear(first: int) -> Listener:
+            def listen(w: Written) -> None:
                 with contextlib.suppress(RuntimeError):  # the server has ended
                     here.call_soon_threadsafe(put, (first + w.sample, w))
 
-            tasks.append(asyncio.create_task(self.threads.engine(self.engine.sample(ask, listen, reply.top, reply))))
-            tasks[-1].add_done_callback(put)
+            return listen
+
         left = sum(ask.n for ask in asks)
         try:
+            for i, ask in enumerate(asks):
+                work = self.engine.sample(ask, ear(i * ask.n), reply.top, reply)
+                tasks.append(asyncio.create_task(self.threads.engine(work)))
+                tasks[-1].add_done_callback(put)
+                if i % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:  # to start thousands takes long: others come in between
+                    await asyncio.sleep(0)
             while left:
                 item = await heard.get()
                 self.unread -= 1
@@ -455,7 +461,7 @@ class Service:
         self.check_size(tokens, param, self.engine.max_len - (ask is not None))
         try:
             self.engine.check(ask or Ask(tokens[:1]))
-            if tokens and max(tokens) >= self.engine.lm.vocab:
+            if tokens and max(tokens) >= self.engine.vocab:
                 raise EngineError(f"token {max(tokens)} is unknown: '{self.name}' has {self.engine.lm.vocab}")
         except EngineError as problem:
             raise ApiError(400, str(problem), param) from None

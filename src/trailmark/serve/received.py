@@ -1,4 +1,4 @@
-"""The body of a request: how large it may be, and how long it may take to arrive."""
+"""The body of a request, as it arrives: bounded in size and in time."""
 
 from __future__ import annotations
 
