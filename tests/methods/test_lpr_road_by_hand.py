@@ -15,7 +15,8 @@ from trailmark.methods.lpr.commands import records_of
 from trailmark.methods.lpr.config import LprRecipe
 from trailmark.methods.lpr.method import LprMethod
 from trailmark.methods.lpr.round import Round, shard_name
-from trailmark.rollout.branch import Point, must_be_shown, told_starts
+from trailmark.methods.lpr.states import must_be_shown, told_starts
+from trailmark.rollout.branch import Point
 from trailmark.runs.episode_json import to_json
 from trailmark.runs.stages import record_of
 from trailmark.runs.store import Run, read_segment

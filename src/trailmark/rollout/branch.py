@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from trailmark.errors import DataError, TaskError
-from trailmark.rollout.bos import prompt_ids
-from trailmark.rollout.play import Desk, Protocol, Seat, Start, play_starts
+from trailmark.errors import TaskError
+from trailmark.rollout.play import Protocol, Seat, Start, play_starts
 from trailmark.score.base import Judge
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Annotation, Episode, Parent
@@ -75,34 +73,3 @@ def _starts(point: Point, n: int, seed: int) -> list[Start]:
         Start(e.task, name, f"{name}/{k}", seed, parent, e.turns[: point.turn], forced, turn, e.players)
         for k in range(n)
     ]
-
-
-def must_be_shown(points: Sequence[Point], source: Any, tokenizer: Any) -> None:
-    """A state can be completed if its world shows what it showed then."""
-    if points and source.markov and (turn := points[0].episode.turns[0]).prompt:
-        now = source.make().reset(points[0].episode.task).text
-        if tuple(prompt_ids(tokenizer, now)) != turn.prompt:
-            raise DataError(
-                f"episode '{points[0].episode.id}' was shown another prompt than task '{source.name}' shows: states of "
-                "solutions from elsewhere can be completed only if their prompts are those of the task."
-            )
-
-
-def told_starts(
-    points: Sequence[Point], n: int, seed: int, source: Any, seat: str, tokenizer: Any
-) -> tuple[list[Start], Protocol]:
-    """Completions by a chat server: it is shown the question, and its answer begins with the words of the state."""
-    starts = [dataclasses.replace(s, turns=(), forced=(), entered=None) for s in branch_starts(points, n, seed)]
-    begun = {
-        s.id: tokenizer.decode(p.episode.turns[p.turn].tokens[: p.token])
-        for i, p in enumerate(points)
-        for s in starts[i * n : (i + 1) * n]
-    }
-
-    async def goes_on(desk: Desk) -> None:
-        seen = desk.observation
-        asked = [*source.first_messages, *(seen.messages or ({"role": "user", "content": seen.text},))]
-        turn = await desk.ask(seat, messages=asked, prefix=begun[desk.start.id], fresh=True)
-        await desk.act(turn.text)
-
-    return starts, goes_on

@@ -72,7 +72,7 @@ from trailmark.methods.pipeline import Pipeline
 from trailmark.methods.reward_model import HEAD
 from trailmark.methods.value_model import load_frozen
 from trailmark.models.load import load_model
-from trailmark.rollout.branch import branch_starts, must_be_shown, told_starts
+from trailmark.rollout.branch import branch_starts
 from trailmark.rollout.play import Desk, Start, start_all
 from trailmark.runs.annotations import write_notes
 from trailmark.runs.stages import Stage
@@ -340,9 +340,9 @@ def completions(r: Round, folder: Path) -> Made:
     c, source, wanted = r.config, r.source(), r.shard(r.annotated())
     points = lpr_states.points_of(wanted, r.solved())
     seat = r.seat(SEAT, r.policy(), c.complete.sampling, source)
-    must_be_shown(points, source, r.tokenizer)
+    lpr_states.must_be_shown(points, source, r.tokenizer)
     if seat.hears_messages:
-        starts, protocol = told_starts(points, c.complete.n, c.seed + 1, source, seat.name, r.tokenizer)
+        starts, protocol = lpr_states.told_starts(points, c.complete.n, c.seed + 1, source, seat.name, r.tokenizer)
     else:
         starts, protocol = branch_starts(points, c.complete.n, c.seed + 1), None
     made = collect_starts(folder / "all.jsonl", source, starts, [seat], protocol, failures=c.failures)

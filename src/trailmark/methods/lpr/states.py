@@ -21,7 +21,9 @@ from trailmark.errors import DataError
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.lpr.config import LprClean, LprComplete, LprLabels, LprStates
 from trailmark.methods.lpr.react import NAMED
-from trailmark.rollout.branch import Point
+from trailmark.rollout.bos import prompt_ids
+from trailmark.rollout.branch import Point, branch_starts
+from trailmark.rollout.play import Desk, Protocol, Start
 from trailmark.steps import TYPED, mark_steps, step_types, token_border, without_end
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
@@ -319,3 +321,37 @@ def replayed(
     names = {a.episode for a in kept}
     again = [replace(e, id=prefix + e.id) for e in episodes if prefix + e.id in names]
     return again, kept, len(taken)
+
+
+# --- completing --------------------------------------------------------------------------------------------------
+
+
+def must_be_shown(points: Sequence[Point], source: Any, tokenizer: Any) -> None:
+    """A state can be completed if its world shows what it showed then."""
+    if points and source.markov and (turn := points[0].episode.turns[0]).prompt:
+        now = source.make().reset(points[0].episode.task).text
+        if tuple(prompt_ids(tokenizer, now)) != turn.prompt:
+            raise DataError(
+                f"episode '{points[0].episode.id}' was shown another prompt than task '{source.name}' shows: states of "
+                "solutions from elsewhere can be completed only if their prompts are those of the task."
+            )
+
+
+def told_starts(
+    points: Sequence[Point], n: int, seed: int, source: Any, seat: str, tokenizer: Any
+) -> tuple[list[Start], Protocol]:
+    """Completions by a chat server: it is shown the question, and its answer begins with the words of the state."""
+    starts = [replace(s, turns=(), forced=(), entered=None) for s in branch_starts(points, n, seed)]
+    begun = {
+        s.id: tokenizer.decode(p.episode.turns[p.turn].tokens[: p.token])
+        for i, p in enumerate(points)
+        for s in starts[i * n : (i + 1) * n]
+    }
+
+    async def goes_on(desk: Desk) -> None:
+        seen = desk.observation
+        asked = [*source.first_messages, *(seen.messages or ({"role": "user", "content": seen.text},))]
+        turn = await desk.ask(seat, messages=asked, prefix=begun[desk.start.id], fresh=True)
+        await desk.act(turn.text)
+
+    return starts, goes_on
