@@ -26,6 +26,7 @@ from trailmark.memory import need
 from trailmark.models.attention import FLEX_BLOCK
 from trailmark.models.layout_check import decodes
 from trailmark.models.lm import LM
+from trailmark.models.products import Packed
 from trailmark.models.readout import Readout
 
 BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple of this
@@ -47,6 +48,7 @@ class LocalEngine(Engine):
         self.capacity = -(-self.max_len // bucket) * bucket
         if wrong := decodes(lm):
             raise EngineError(f"model '{lm.name}' cannot be sampled from here: {wrong}; use a server for it")
+        self.packed = Packed(lm.model)
         self._need_memory()
         self._schemas = Schemas(self.tokenizer, lm.vocab)
         self.prefiller = Prefiller(lm, fixed, not fixed and on_gpu, bucket, prefill_rows)
@@ -55,11 +57,12 @@ class LocalEngine(Engine):
         self.counts = self.decoder.drawer.counts
 
     def _need_memory(self) -> None:
-        """Check the memory for the keys and values of all slots, which is reserved from the start."""
+        """Check the memory for the keys and values of all slots, which is reserved from the start, and for packed
+        weights."""
         lm = self.lm
         each = lm.kept * self.capacity * lm.dtype.itemsize + 4 * lm.vocab
         what = f"engine.max_num_seqs {self.slots:,} of {self.capacity:,} tokens each"
-        need(self.slots * each, what, "lower engine.max_num_seqs or engine.max_len", lm.device)
+        need(self.slots * each + self.packed.bytes, what, "lower engine.max_num_seqs or engine.max_len", lm.device)
 
     # -- the protocol -------------------------------------------------------------------------------------------
 
@@ -69,6 +72,8 @@ class LocalEngine(Engine):
         """`on_token` gets every token when it is sampled, with the `top` most likely ones. Requests of different
         parties take turns (`engines/turns.py`); without any, the first to come is the first to be served."""
         self.check(request)
+        if not self.scheduler.open:
+            self.packed.check()
         future = asyncio.get_running_loop().create_future()
         self.scheduler.submit(Job(request, future, on_token, min(top, self.lm.vocab) if on_token else 0, party))
         return await future
@@ -114,6 +119,7 @@ class LocalEngine(Engine):
         check it."""
         if self.scheduler.open:
             raise EngineError("weights cannot change while sampling is in progress")
+        self.packed.drop()
         if weights is not None and weights.lm is not self.lm:
             self._take(weights)
         self.version = version

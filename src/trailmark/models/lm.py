@@ -15,6 +15,7 @@ from trailmark.errors import ModelError
 from trailmark.models.attention import FLEX_BLOCK, NAME, Decoding, Layout
 from trailmark.models.compiled import CompiledLayers
 from trailmark.models.context_limit import UNLIMITED, context_of, text_config
+from trailmark.models.products import adopt
 
 
 @dataclass(eq=False)
@@ -40,6 +41,7 @@ class LM:
         base = self.base
         if base.config._attn_implementation != NAME:
             base.set_attn_implementation(NAME)
+        adopt(self.model)
         # A 4D mask is passed through unchanged; our attention reads the layout.
         self._dummy = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
         after = ("logits_scaling", "logit_scale", "final_logit_softcapping")
