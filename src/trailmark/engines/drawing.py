@@ -16,12 +16,13 @@ from torch import Tensor
 from trailmark.engines.decode_ahead import draw
 from trailmark.engines.running import Running
 from trailmark.models import compiled
+from trailmark.models.gumbel_max import winners
 from trailmark.models.lm import LM
 from trailmark.models.sampling import NEVER, chosen, gumbel, law_logits, most_likely, working
 from trailmark.types import SamplingLaw
 
-NOISE_AHEAD = 16  # most tokens whose noise is computed at once on a CPU
-SMALL_NOISE = 1 << 16  # numbers of noise: more are computed for one token at a time
+NOISE_AHEAD = 16  # tokens whose noise is computed at once on a CPU
+FEW = 1 << 12  # logits of a step: for more, noise is computed for one token at a time
 OWN = SamplingLaw()  # the model's own distribution
 
 
@@ -105,7 +106,7 @@ class Drawer:
             under = law_logits(logits, list(table), index, written)
         listed = {law.allowed for law, s in zip(laws, samples) if s is not None}
         if None in listed:
-            token = (under + self._noise(samples, own.dtype)).argmax(-1)
+            token = self._winners(under, samples)
         else:  # noise for labels only
             ids = torch.as_tensor(sorted({t for allowed in listed for t in allowed or ()}), device=own.device)
             token = ids[(under[:, ids] + gumbel(*_keys(samples, own.device), ids, own.dtype)).argmax(-1)]
@@ -115,22 +116,23 @@ class Drawer:
                 sample.add(t, p, q)
                 self.counts.decoded += 1
 
-    def _noise(self, samples: Sequence[Running | None], dtype: torch.dtype) -> Tensor:
-        """[N, V] noise for the next token of every sample. Little of it costs a CPU as much as that of several tokens,
-        so it is computed for several."""
-        many = min(NOISE_AHEAD, SMALL_NOISE // (len(samples) * len(self._ids)))
-        if many < 2 or self._ids.device.type != "cpu":
-            return gumbel(*_keys(samples, self._ids.device), self._ids, dtype)
+    def _winners(self, under: Tensor, samples: Sequence[Running | None]) -> Tensor:
+        """[N] tokens drawn from [N, V] logits. On a CPU little noise costs as much as that of several tokens, so it is
+        computed for several. Of much noise, only that of tokens that can win is computed."""
+        if under.device.type != "cpu":
+            return (under + gumbel(*_keys(samples, under.device), self._ids, under.dtype)).argmax(-1)
+        if under.numel() > FEW or NOISE_AHEAD < 2:
+            return winners(under, *_keys(samples, under.device))
         spent = [s for s in samples if s is not None and len(s.tokens) >= s.noise_end]
         if spent:
-            keys, written = _keys(spent, self._ids.device)
-            places = (written[:, None] + torch.arange(many)).view(-1)
-            made = gumbel(keys.repeat_interleave(many, 0), places, self._ids, dtype).view(len(spent), many, -1)
-            for sample, noise in zip(spent, made.numpy()):
-                sample.noise, sample.noise_end = noise, len(sample.tokens) + many
-        idle = np.zeros(len(self._ids), np.float64 if dtype == torch.float64 else np.float32)
+            keys, written = _keys(spent, under.device)
+            places = (written[:, None] + torch.arange(NOISE_AHEAD)).view(-1)
+            made = gumbel(keys.repeat_interleave(NOISE_AHEAD, 0), places, self._ids, under.dtype)
+            for sample, noise in zip(spent, made.view(len(spent), NOISE_AHEAD, -1).numpy()):
+                sample.noise, sample.noise_end = noise, len(sample.tokens) + NOISE_AHEAD
+        idle = np.zeros(under.shape[1], np.float64 if under.dtype == torch.float64 else np.float32)
         rows = [idle if s is None else s.noise[len(s.tokens) - s.noise_end] for s in samples]
-        return torch.from_numpy(np.stack(rows))
+        return (under + torch.from_numpy(np.stack(rows))).argmax(-1)
 
     def _note_top(self, logits: Tensor, samples: Sequence[Running | None]) -> None:
         wanted = [0 if s is None else s.job.top for s in samples]

@@ -179,12 +179,21 @@ def _mix_in_place(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _small_bits(keys: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def small_bits(keys: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """The same bits as in `gumbel`: small arrays cost numpy less than torch."""
     row = _mix_in_place(keys[:, :1] ^ _mix_in_place(positions[:, None] * np.uint32(0x9E3779B9) + np.uint32(0x632BE5AB)))
     bits = _mix_in_place((ids * np.uint32(0x9E3779B9))[None, :] + row)
     bits ^= _mix_in_place(row ^ keys[:, 1:])
     return _mix_in_place(bits)
+
+
+def noise_of(bits: np.ndarray) -> np.ndarray:
+    """Gumbel noise in float64 from 32-bit words: -log(-log u)."""
+    uniform = (bits + 0.5) / 2.0**32
+    noise = torch.from_numpy(uniform)
+    for _ in range(2):
+        np.negative(noise.log_().numpy(), out=uniform)
+    return uniform
 
 
 def gumbel(keys: Tensor, positions: Tensor, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -194,11 +203,8 @@ def gumbel(keys: Tensor, positions: Tensor, ids: Tensor, dtype: torch.dtype = to
     does not depend on batch, order or slot, and rounding noise in the logits almost never changes it.
     """
     if keys.device.type == "cpu" and len(keys) * len(ids) <= SMALL:
-        uniform = (_small_bits(*(x.numpy().astype(np.uint32) for x in (keys, positions, ids))) + 0.5) / 2.0**32
-        noise = torch.from_numpy(uniform)
-        for _ in range(2):
-            np.negative(noise.log_().numpy(), out=uniform)
-        return noise.to(dtype)
+        bits = small_bits(*(x.numpy().astype(np.uint32) for x in (keys, positions, ids)))
+        return torch.from_numpy(noise_of(bits)).to(dtype)
     row = _mix(keys[:, :1] ^ _mix((positions[:, None] * 0x9E3779B9 + 0x632BE5AB) & _MASK))
     bits = _mix(_mix((ids[None, :] * 0x9E3779B9 + row) & _MASK) ^ _mix(row ^ keys[:, 1:]))
     real = torch.float32 if keys.device.type == "mps" else torch.float64  # mps has no float64
