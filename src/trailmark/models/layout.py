@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal
 
 import numpy as np
@@ -41,35 +41,50 @@ class Packed:
 
 
 def trie(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
-    """tokens, end, pos of the trie of `rows` in depth-first order, and the nodes of each row.
+    """tokens, end, pos of the trie of `rows` in depth-first order, and the nodes of each row."""
+    order, shared = _in_order(rows)
+    tokens, end, pos, paths = _grown([rows[r] for r in order], shared)
+    nodes = [np.empty(0, np.int64)] * len(rows)
+    for r, path in zip(order, paths):
+        nodes[r] = path
+    return tokens, end, pos, nodes
 
-    If rows are sorted as big-endian bytes, neighbours share the longest prefixes, so one pass over neighbours is
-    enough.
-    """
+
+def _in_order(rows: Sequence[np.ndarray]) -> tuple[list[int], np.ndarray]:
+    """The rows sorted as big-endian bytes, and how many tokens each shares with the one before it. In this order
+    neighbours share the longest prefixes, so one pass over neighbours finds the whole trie."""
     order = sorted(range(len(rows)), key=lambda r: rows[r].astype(">u4").tobytes())
-    tokens: list[np.ndarray] = []
-    pos: list[np.ndarray] = []
-    nodes: list[np.ndarray] = [np.empty(0, np.int64)] * len(rows)
-    end = np.empty(sum(len(r) for r in rows), np.int64)
-    count, path, before = 0, np.empty(0, np.int64), np.empty(0, np.int64)
-    for r in order:
-        row = rows[r]
-        shared = common_prefix(before, row)
-        end[path[shared:]] = count  # these subtrees are complete
-        fresh = np.arange(count, count + len(row) - shared)
-        path = np.concatenate([path[:shared], fresh])
-        tokens.append(row[shared:])
-        pos.append(np.arange(shared, len(row)))
-        count += len(fresh)
-        nodes[r], before = path, row
-    end[path] = count
-    return np.concatenate(tokens), end[:count], np.concatenate(pos), nodes
+    shared = [0, *(common_prefix(rows[a], rows[b]) for a, b in pairwise(order))]
+    return order, np.array(shared[: len(rows)], np.int64)
+
+
+def _grown(
+    rows: Sequence[np.ndarray], shared: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
+    """tokens, end, pos of the tries of `rows`, of which each continues the first `shared` tokens of the one before it,
+    and the nodes of each row. A row that shares nothing begins the next trie."""
+    lengths = np.array([len(row) for row in rows], np.int64)
+    fresh = lengths - shared
+    begins = np.cumsum(fresh) - fresh
+    number = np.arange(fresh.sum())
+    tokens = np.concatenate([row[s:] for row, s in zip(rows, shared.tolist())])
+    pos = number - np.repeat(begins - shared, fresh)
+    end = np.empty_like(number)
+    path, nodes, before = np.empty(lengths.max(), np.int64), [], 0
+    for length, s, begin in zip(lengths.tolist(), shared.tolist(), begins.tolist()):
+        end[path[s:before]] = begin  # these subtrees are complete
+        path[s:length] = number[begin : begin + length - s]
+        nodes.append(path[:length].copy())
+        before = length
+    end[path[:before]] = len(number)
+    return tokens, end, pos, nodes
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     n = min(len(a), len(b))
-    differ = np.nonzero(a[:n] != b[:n])[0]
-    return int(differ[0]) if len(differ) else n
+    differ = a[:n] != b[:n]
+    first = int(differ.argmax()) if n else 0
+    return first if n and differ[first] else n
 
 
 def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1, budget: int | None = None) -> Packed:
@@ -90,17 +105,14 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1,
             ids[b, span], pos[b, span], end[b, span] = row, np.arange(len(row)), start + len(row)
             places.append(b * width + np.arange(start, start + len(row)))
     else:
-        pieces = [[r] for r in range(len(rows))] if shape == "flat" else _pieces(rows, multiple, budget)
-        tries = [trie([rows[r] for r in piece]) for piece in pieces]
-        starts = np.cumsum([0, *(len(t[0]) for t in tries)])
-        tokens, position = np.concatenate([t[0] for t in tries]), np.concatenate([t[2] for t in tries])
-        ends = np.concatenate([t[1] + start for t, start in zip(tries, starts)])
-        places = [np.empty(0, np.int64)] * len(rows)
-        for piece, (_, _, _, nodes), start in zip(pieces, tries, starts):
-            for r, path in zip(piece, nodes):
-                places[r] = path + start
-        line, offset, width, _ = _lines(np.diff(starts), multiple, budget and max(budget, len(tokens)))
-        root = np.repeat(np.arange(len(pieces)), np.diff(starts))
+        order, shared = (list(range(len(rows))), np.zeros(len(rows), np.int64)) if shape == "flat" else _in_order(rows)
+        ordered = [rows[r] for r in order]
+        lengths = np.array([len(row) for row in ordered])
+        cut = shared < 1 if shape == "flat" else _cuts(lengths, shared, multiple, budget)
+        sizes = _sizes(lengths, shared, cut)
+        tokens, ends, position, nodes = _grown(ordered, np.where(cut, 0, shared))
+        line, offset, width, _ = _lines(sizes, multiple, budget and max(budget, len(tokens)))
+        root = np.repeat(np.arange(len(sizes)), sizes)
         place = offset[root] + np.arange(len(tokens))  # within its line
         width = _up(width, multiple)
         ids, pos = np.zeros((int(line.max()) + 1, width), np.int64), np.zeros((int(line.max()) + 1, width), np.int64)
@@ -108,7 +120,9 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1,
         at = line[root], place
         ids[at], pos[at], end[at] = tokens, position, ends + offset[root]
         flat = at[0] * width + place
-        places = [flat[nodes] for nodes in places]
+        places = [np.empty(0, np.int64)] * len(rows)
+        for r, path in zip(order, nodes):
+            places[r] = flat[path]
     laws, law = _laws(samples)
     streams = {name: _stream(samples, name) for name in sorted({n for s in samples for n in s.streams} - {"law"})}
     streams["law"] = law
@@ -177,53 +191,79 @@ def saving(samples: Sequence[Sample]) -> float:
     return 1.0 - len(trie([s.tokens for s in samples])[0]) / total if total else 0.0
 
 
-def _pieces(rows: Sequence[np.ndarray], multiple: int, budget: int | None) -> list[list[int]]:
-    """Which rows form one trie. If lines are short, a short prefix that all rows share (a BOS, a header) is cheaper to
-    compute again than to join all rows in one long line. So the smallest shared prefix that still joins neighbours is
-    chosen by its cost."""
+def _cuts(lengths: np.ndarray, shared: np.ndarray, multiple: int, budget: int | None) -> np.ndarray:
+    """Which of the ordered rows begin a new trie. If lines are short, a short prefix that all rows share (a BOS, a
+    header) is cheaper to compute again than to join all rows in one long line. So the smallest shared prefix that still
+    joins neighbours is chosen by its cost."""
     if budget is None or multiple > 1:
-        return [list(range(len(rows)))]
-    order = sorted(range(len(rows)), key=lambda r: rows[r].astype(">u4").tobytes())
-    lengths = np.array([len(rows[r]) for r in order])
-    shared = np.array([0, *(common_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
-    found, least = shared < 1, np.inf
+        return np.arange(len(shared)) < 1
+    found, least, before, budget = shared < 1, np.inf, 0, max(budget, int((lengths - shared).sum()))
     for joins in (1, 2, 5, 9, 17, 33, 65, 129):
         cut = shared < joins
-        sizes = np.bincount(np.cumsum(cut) - 1, lengths - np.where(cut, 0, shared)).astype(np.int64)
-        cost = _lines(sizes, multiple, max(budget, int((lengths - shared).sum())))[3]
+        if (pieces := int(cut.sum())) == before:
+            continue  # the same cuts as before
+        before = pieces
+        cost = _lines(_sizes(lengths, shared, cut), multiple, budget, least)[3]
         if cost < least:
             found, least = cut, cost
-    return [list(part) for part in np.split(np.array(order), np.nonzero(found)[0][1:])]
+    return found
 
 
-def _lines(sizes: np.ndarray, multiple: int, budget: int | None) -> tuple[np.ndarray, np.ndarray, int, float]:
+def _sizes(lengths: np.ndarray, shared: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """The number of places of each trie, if new ones begin at `cut`."""
+    return np.add.reduceat(lengths - np.where(cut, 0, shared), np.nonzero(cut)[0])
+
+
+def _lines(
+    sizes: np.ndarray, multiple: int, budget: int | None, below: float = np.inf
+) -> tuple[np.ndarray, np.ndarray, int, float]:
     """Where each piece goes (pieces share nothing): its line, the offset of its places (places count on from piece to
-    piece), the width of the lines, and the cost.
+    piece), the width of the lines, and the cost. Nobody asks for lines that cost `below` or more.
 
     A GPU skips masked blocks, so one long line is best there (`multiple` > 1). A CPU computes the whole square of a
     line. So the pieces are put into several lines, largest first, with the width for which places * (1 + width / NEAR)
     is least.
     """
-    total, largest, first = int(sizes.sum()), int(sizes.max()), np.cumsum(sizes) - sizes
+    total, largest = int(sizes.sum()), int(sizes.max())
     zeros = np.zeros(len(sizes), np.int64)
     cost = total * (1 + total / NEAR) if budget is None or total <= budget else np.inf
     found = zeros, zeros, total, cost
     if budget is None or multiple > 1:
         return found
+    falling = np.argsort(-sizes, kind="stable")
+    equal = [(size, sum(1 for _ in group)) for size, group in groupby(sizes[falling].tolist())]
     for width in sorted({min(total, int(largest * k)) for k in (1, 1.25, 1.5, 2, 3, 4)}):
-        line, offset, free = zeros.copy(), zeros.copy(), []
-        for piece in np.argsort(-sizes, kind="stable"):
-            room = next((k for k, left in enumerate(free) if left >= sizes[piece]), len(free))
-            if room == len(free):
-                free.append(width)
-            line[piece], offset[piece] = room, width - free[room] - first[piece]
-            free[room] -= int(sizes[piece])
+        if max(total, largest * -(-total // width)) * (1 + largest / NEAR) >= min(cost, below):
+            continue  # however well the pieces fit
+        rooms, starts, free = _first_fit(equal, width)
         used = width - min(free)
         area = used * len(free)
         if area <= budget and area * (1 + used / NEAR) < cost:
             cost = area * (1 + used / NEAR)
+            line, offset = zeros.copy(), np.cumsum(sizes) - sizes
+            line[falling], offset[falling] = rooms, starts - offset[falling]
             found = line, offset, used, cost
     return found
+
+
+def _first_fit(equal: Sequence[tuple[int, int]], width: int) -> tuple[list[int], list[int], list[int]]:
+    """Put pieces into the first line with room, a new one if there is none: the line and the start of each, and what
+    is left of each line. `equal`: sizes, and how many pieces of each size, in order. Pieces of one size fill a line
+    before they go to the next."""
+    rooms, starts, free = list[int](), list[int](), list[int]()
+    for size, number in equal:
+        k = 0
+        while number:
+            if k == len(free):
+                free.append(width)
+            if (left := free[k]) >= size:
+                fit = min(number, left // size) if size else number
+                rooms += [k] * fit
+                starts += [width - left + n * size for n in range(fit)]
+                free[k] = left - fit * size
+                number -= fit
+            k += 1
+    return rooms, starts, free
 
 
 def _fixed_width(row: np.ndarray, multiple: int) -> int:
