@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-all lint install fuzz test-kill test-hostile test-peer test-vllm test-slow test-data clean
+.PHONY: quickstart test test-all lint install fuzz test-kill test-hostile test-peer test-vllm test-slow test-data bench-vllm clean
 
 install: $(VENV)/.installed
 
@@ -58,6 +58,11 @@ VLLM := .venv-vllm
 VLLM_VERSION := 0.32.0
 test-vllm: install $(VLLM)/.installed-$(VLLM_VERSION)
 	TRAILMARK_VLLM=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m vllm
+
+# Our engine, transformers and vLLM on this CPU, in turns; leave the machine alone meanwhile. BENCH="--threads 1" …
+bench-vllm: install $(VLLM)/.installed-$(VLLM_VERSION)
+	CUDA_VISIBLE_DEVICES= $(BIN)/python bench/vllm_cpu.py --vllm $(abspath $(VLLM)/bin/python) $(BENCH)
+	$(BIN)/python bench/table.py > docs/benchmarks.md
 
 $(VLLM)/.installed-$(VLLM_VERSION):
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)

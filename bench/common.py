@@ -73,8 +73,10 @@ def record(
     repeats: int,
     spread: list[float],
     what: str = "",
+    more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Print one measurement and append it to the results of its benchmark (the part of the name before '/')."""
+    """Print one measurement and append it to the results of its benchmark (the part of the name before '/'). `more`:
+    further keys."""
     row = {
         "name": name, "ours": _short(ours), "peer": _short(peer), "peer_name": peer_name, "ratio": _short(ratio),
         "unit": unit,
@@ -82,7 +84,7 @@ def record(
         "spread": [_short(s) for s in spread],
         "what": what,
     }  # fmt: skip
-    return keep(row)
+    return keep({**row, **(more or {})})
 
 
 def alone(name: str, ours: float | list[float], unit: str, what: str = "") -> dict[str, Any]:

@@ -33,6 +33,7 @@ TITLES = {
     "montecarlo": "Completions from shared states",
     "sampling": "Sampling",
     "training": "Training",
+    "vllm_cpu": "Sampling on a CPU, against vLLM",
     "worlds": "ALFWorld",
 }
 PICTURE = Path("docs/plots/gpu_growth.png")
@@ -51,7 +52,8 @@ HEAD = """# Benchmarks
 these files, and running a script again adds to its file. Ours and the peer run in turns in one process. `ratio` says
 how many times better we are (the median over the repeats), with the smallest and the largest value; below 1 the peer is
 better. Where there is no peer, they are those of our own number. On a CPU everything runs in one thread, and seconds
-are computing time of the process, which on a quiet machine equals wall-clock time.
+are computing time of the process, which on a quiet machine equals wall-clock time. Only `bench/vllm_cpu.py`, which has
+two processes and up to two threads, takes wall-clock time, on a quiet machine.
 """
 
 
