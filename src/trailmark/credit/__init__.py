@@ -1,7 +1,8 @@
 """Credit: pure numpy functions (float64) from rewards and values to returns and advantages."""
 
 from .gae import gae, gae_on_clock
-from .groups import group_relative, leave_one_out
+from .groups import group_relative, leave_one_out, leave_one_out_turns
+from .marks import marked_rewards, turn_weights
 from .returns import discounted, max_abs_normalise
 from .shaping import kl_shaped, place, whiten
 from .steps import against_greedy, group_steps, step_rewards
@@ -16,6 +17,8 @@ __all__ = [
     "group_steps",
     "kl_shaped",
     "leave_one_out",
+    "leave_one_out_turns",
+    "marked_rewards",
     "max_abs_normalise",
     "outcome_of",
     "place",
@@ -23,5 +26,6 @@ __all__ = [
     "step_rewards",
     "turn_returns",
     "turn_rewards",
+    "turn_weights",
     "whiten",
 ]
