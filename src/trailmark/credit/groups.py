@@ -1,8 +1,9 @@
 """Advantages relative to the other plays of the same start.
 
-Not offered: normalising the k-th turn of a play against the k-th turns of its group. A play then subtracts one mean per
-turn, and a policy that chooses when to stop also chooses how many. So the baseline depends on the action, and the
-gradient is biased (verl#7244). Credit per turn needs a value of the state: `gae`, or Monte-Carlo values.
+Not offered: normalising the k-th turn of a play against the k-th turns of those plays of its group that have one. A
+policy that chooses when to stop also chooses whom it is compared with, so the gradient is biased (verl#7244).
+`leave_one_out_turns` compares with all others, of which those that have stopped earn 0 from there on: a number that
+the play itself cannot change, so it is unbiased.
 
 A play without a score (`Invalid`, `Failed`) has reward NaN, gets advantage NaN, and is left out of every mean.
 """
@@ -74,3 +75,29 @@ def leave_one_out(rewards: ArrayLike, groups: Sequence | np.ndarray, guard: floa
     g = _Groups(rewards, groups)
     a = g.centred * g.n / np.maximum(g.n - 1, 1)
     return np.where(((g.range < guard) | (g.range == 0)) & ~np.isnan(g.r), 0.0, a)
+
+
+def leave_one_out_turns(returns: Sequence[ArrayLike], groups: Sequence | np.ndarray) -> list[np.ndarray]:
+    """The return at each turn against the others of its group at that turn: A_ik = G_ik - mean_{j != i} G_jk, where
+    G_jk is 0 if play j had stopped before turn k. A play alone in its group gives exactly 0.
+
+    With the sum over turns and tokens, divided by a constant and the number of plays (mean "constant"), the expected
+    gradient is that of the expected reward, also if the policy decides when to stop.
+    returns: N plays of T_i turns, groups: [N] keys -> N arrays of T_i
+    """
+    each = [vectors(returns=g)[0] for g in returns]
+    if len(each) != len(groups):
+        raise ValueError(f"{len(each)} plays, but {len(groups)} groups")
+    together: dict[object, list[int]] = {}
+    for i, g in enumerate(groups):
+        together.setdefault(g, []).append(i)
+    out = [np.zeros_like(g) for g in each]
+    for members in together.values():
+        if len(members) > 1:
+            table = np.zeros((len(members), max(len(each[i]) for i in members)))
+            for row, i in zip(table, members):
+                row[: len(each[i])] = each[i]
+            others = (table.sum(0) - table) / (len(members) - 1)
+            for row, mean, i in zip(table, others, members):
+                out[i] = (row - mean)[: len(each[i])]
+    return out

@@ -47,7 +47,7 @@ class PolicyGradientRecipe(RunConfig):
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
     seats: dict[str, SeatConfig] = seats_section()
     variant: Variant | None = Field(None, description="a published set of credit, mean and objective, by its name")
-    credit: Literal["returns", "group", "group_mean", "leave_one_out", "batch"] = Field(
+    credit: Literal["returns", "group", "group_mean", "leave_one_out", "turn_leave_one_out", "batch"] = Field(
         "group", description="how advantages are computed from rewards"
     )
     kl_reward: float = Field(0.0, ge=0, description="weight of a KL penalty per token in the reward, not in the loss")
@@ -91,6 +91,11 @@ class PolicyGradientRecipe(RunConfig):
             raise ValueError(
                 f"n is 1, and with credit {self.credit} an episode is compared with the others of its start, so every "
                 "advantage would be 0: set n to 2 or more, or set credit: returns"
+            )
+        if self.credit == "turn_leave_one_out" and self.mean != "constant":
+            raise ValueError(
+                f"credit turn_leave_one_out is unbiased with mean: constant alone, and mean is {self.mean}: a play "
+                "that stops early would count its turns more"
             )
         return self
 

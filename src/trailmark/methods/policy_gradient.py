@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trailmark.credit.groups import group_relative, leave_one_out
+from trailmark.credit.groups import group_relative, leave_one_out, leave_one_out_turns
 from trailmark.credit.shaping import whiten
 from trailmark.credit.turns import outcome_of, turn_returns
 from trailmark.episodes import equal, group_rewards, least_range
@@ -235,7 +235,8 @@ def credit_name(credit: str, gamma: float, kl: float = 0.0) -> str:
     """How the advantage was computed, as annotations record it."""
     discount = "" if gamma == 1 else f", discounted by {gamma:g}"
     names = {"group": "against its group", "group_mean": "above the mean of its group",
-             "leave_one_out": "against the others of its group", "batch": "against the batch"}  # fmt: skip
+             "leave_one_out": "against the others of its group", "batch": "against the batch",
+             "turn_leave_one_out": f"return to go{discount}, against the others of its group at that turn"}  # fmt: skip
     return names.get(credit, f"return to go{discount}") + (f", KL in the reward ({kl:g})" if kl else "")
 
 
@@ -244,6 +245,9 @@ def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str
     its group."""
     if credit == "returns":
         return {e.id: list(turn_returns(e, seat, gamma)) for e in episodes}
+    if credit == "turn_leave_one_out":
+        returns = [turn_returns(e, seat, gamma) for e in episodes]
+        return {e.id: list(a) for e, a in zip(episodes, leave_one_out_turns(returns, [e.group for e in episodes]))}
     outcomes = [outcome_of(e, seat) for e in episodes]
     rewards = [o.reward if isinstance(o, Scored) else np.nan for o in outcomes]
     groups = [e.group for e in episodes]

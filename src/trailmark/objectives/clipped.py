@@ -18,6 +18,7 @@ class Clipped(Objective):
     What tells the relatives apart is in the data: GRPO averages tokens in a sequence, then sequences (w = 1/|o|, mass
     1 per sequence); DAPO and BNPO average over all tokens (w = 1, mass the number of tokens); Dr. GRPO divides by a
     constant length. `ratio="sequence"` uses one ratio per row, the geometric mean over its trained tokens (GSPO).
+    `ratio="turn"` uses one ratio per turn, the product over its tokens: a turn is one action (stream turn).
     `surrogate="cispo"` clips the ratio as a weight without gradient: -sg(clip(r_t, 1 - low, 1 + high)) A_t logp_t. No
     token loses its gradient there, and with low = 1 nothing is clipped from below.
     Streams: advantage, old; ref when beta > 0 (with `kl="exact"` model "ref" is read instead).
@@ -29,7 +30,7 @@ class Clipped(Objective):
     beta: float = Field(0.0, ge=0)
     kl: Estimator | Literal["exact"] = "k3"
     entropy: float = 0.0
-    ratio: Literal["token", "sequence"] = "token"
+    ratio: Literal["token", "turn", "sequence"] = "token"
     surrogate: Literal["clipped", "cispo"] = "clipped"
     ref: str = "ref"
 
@@ -47,6 +48,10 @@ class Clipped(Objective):
         gap = (logp - view["old"]) * on
         if self.ratio == "sequence":
             gap = (view.row_sum(gap) / view.row_sum(on).clamp(min=1))[view.row]
+        elif self.ratio == "turn":
+            turn = view["turn"].long() + 1  # 0: a token that nobody wrote
+            each = view.row * (int(turn.max()) + 1) + turn
+            gap = gap.new_zeros(int(each.max()) + 1).index_add(0, each, gap)[each]
         r = gap.exp()
         within = r.clamp(1 - self.low, 1 + self.high)
         surrogate = within.detach() * a * logp if self.surrogate == "cispo" else (r * a).minimum(within * a)
