@@ -1,0 +1,3 @@
+"""What `tasks/webshop` brings (`registry.py`)."""
+
+PROVIDES = {"tasks": {"webshop": "trailmark.tasks.webshop.source:WebShop"}}
