@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from trailmark.credit import discounted, leave_one_out, leave_one_out_turns, max_abs_normalise
+from trailmark.credit.groups import leave_one_out, leave_one_out_turns
+from trailmark.credit.returns import discounted, max_abs_normalise
 
 STOP, SHORT, LONG = 1, 2, 3
 VOCAB, TURNS, SEEN = 4, 3, 0  # SEEN is what the world shows before each turn

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from trailmark.credit import discounted, leave_one_out_turns, marked_rewards, turn_weights
+from trailmark.credit.groups import leave_one_out_turns
+from trailmark.credit.marks import marked_rewards, turn_weights
+from trailmark.credit.returns import discounted
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import turn_credit as process
 
 from trailmark.config import LearnerConfig
-from trailmark.credit import discounted
+from trailmark.credit.returns import discounted
 from trailmark.learn.learner import Learner
 from trailmark.methods.policy_gradient import advantages
 from trailmark.objectives import Clipped, WeightedLogp
