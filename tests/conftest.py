@@ -81,6 +81,18 @@ def signals_heard():
         signal.signal(s, before)
 
 
+@pytest.fixture(scope="class")
+def hurried_templates():
+    """A chat template may compute for 0.4 s, and not for two: many that never end are tested."""
+    from trailmark import templates
+
+    templates.WORKER.end()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(templates, "SECONDS", 0.4)
+        yield
+    templates.WORKER.end()
+
+
 @pytest.fixture(autouse=True)
 def nobody_said():
     """What the recipes of one test name is nothing to the next one, in whatever order they run."""

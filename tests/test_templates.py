@@ -85,15 +85,17 @@ def test_usual_templates_need_no_process(tokenizer):
     assert bound(NAMESPACE) is None is bound(LOOP)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_template_that_runs_away_is_ended(tokenizer, name, monkeypatch):
-    """Liveness only: each ends within two seconds of computing, whatever the machine does beside it."""
-    with pytest.raises((TemplateLimit, TemplateProblem)) as caught:
-        apply_template(tokenizer, TALK[:2], True, HOSTILE[name])
-    assert "chat template" in str(caught.value) or isinstance(caught.value, TemplateProblem)
-    assert apply_template(tokenizer, TALK, True) == tokenizer.apply_chat_template(
-        TALK, tokenize=False, add_generation_prompt=True
-    )
+@pytest.mark.usefixtures("hurried_templates")
+class TestATemplateThatRunsAway:
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_is_ended(self, tokenizer, name):
+        """Liveness only: each ends within its seconds of computing, whatever the machine does beside it."""
+        with pytest.raises((TemplateLimit, TemplateProblem)) as caught:
+            apply_template(tokenizer, TALK[:2], True, HOSTILE[name])
+        assert "chat template" in str(caught.value) or isinstance(caught.value, TemplateProblem)
+        assert apply_template(tokenizer, TALK, True) == tokenizer.apply_chat_template(
+            TALK, tokenize=False, add_generation_prompt=True
+        )
 
 
 def test_a_template_takes_no_more_memory_than_it_may(tokenizer):

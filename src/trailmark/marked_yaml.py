@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +61,16 @@ for _cls in (_Loader, Dumper):  # the dumper keeps the old rules too, because ot
 
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")  # NUL, and lone surrogates (from bytes that are not UTF-8)
+
+
+def plain(text: str, name: str) -> Any:
+    """The value of a YAML text. One text is parsed once: a run reads its recipe again and again."""
+    return copy.deepcopy(_parsed(text, name))
+
+
+@functools.lru_cache(16)
+def _parsed(text: str, name: str) -> Any:
+    return parse(text, name)[0]
 
 
 def parse(text: str, name: str, line: bool = True) -> tuple[Any, dict[Keys, Mark]]:

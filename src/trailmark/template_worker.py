@@ -1,4 +1,4 @@
-"""The process that renders chat templates of which no bound is known: `python -m trailmark.template_worker`.
+"""The process that renders chat templates of which no bound is known: `python -m trailmark.template_worker SECONDS`.
 
 It reads one JSON object a line and writes one. The system ends it when a template computes for more than `SECONDS`, and
 lets it take no more than `MEMORY`. `templates.py` starts it and talks to it.
@@ -34,7 +34,7 @@ def main() -> None:
         most = pages * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
         answer = json.dumps(_answer(render_jinja_template, line)).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(answer + b"\n")

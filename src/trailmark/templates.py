@@ -132,7 +132,7 @@ class _Worker:
             path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
             # -P: the working directory is no place to import from
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "trailmark.template_worker"],
+                [sys.executable, "-P", "-m", "trailmark.template_worker", str(SECONDS)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -11,7 +11,9 @@ from pathlib import Path
 import forked
 import yaml
 from from_pages import answering, prefers_more_words
+from typer.testing import CliRunner
 
+from trailmark.commands.app import app
 from trailmark.config import ModelConfig
 from trailmark.methods.vrcli.plans import NEEDED, context
 from trailmark.models.load import load_model
@@ -34,7 +36,9 @@ def chapter(book, k):
     return {"book": book, "chapter": k + 1, "heading": f"Part {k + 1}", "text": " ".join(said)}
 
 
-def test_the_commands_of_the_page(tmp_path):
+def test_the_commands_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     page = (ROOT / "docs/vrcli.md").read_text()
     (rows,) = re.findall(r"```json\n(.*?)```", page, re.S)
     (tmp_path / "talks.jsonl").write_text(rows)
@@ -62,9 +66,8 @@ def test_the_commands_of_the_page(tmp_path):
         if words[0] == "write":
             shutil.copytree(tmp_path / "runs/vrcli-laptop/checkpoints/000002/policy", tmp_path / "base")
         with answering(prefers_more_words) if words[0] == "judge" else contextlib.nullcontext("") as url:
-            run = [sys.executable, "-m", "trailmark", *(w.replace("http://127.0.0.1:8000", url) for w in words)]
-            done = forked.run(run, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, (command, done.stdout + done.stderr)
+            done = CliRunner().invoke(app, [w.replace("http://127.0.0.1:8000", url) for w in words])
+        assert done.exit_code == 0, (command, done.output)
         said[command] = done.stdout
     of = lambda start: next(said[c] for c in commands if c.startswith(start))
     assert "rows: 6 rows" in of("trailmark data books")

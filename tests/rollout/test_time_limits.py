@@ -1,6 +1,7 @@
 """A world or a reward function that never returns costs its own play, and no other."""
 
 import asyncio
+import copy
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from rollout_talk import TOKENIZER, Talk, TalkWorld
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import JudgeError, TaskError
 from trailmark.rollout.play import Seat, play
+from trailmark.score.function import FunctionJudge
 from trailmark.score.open_judge import open_judge
 from trailmark.tasks import get_task
 from trailmark.time_limits import TimeLimits, TooLong, awaited_within, within
@@ -48,12 +50,19 @@ class StuckWorld(TalkWorld):
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_world_that_never_returns_fails_its_own_play(slow):
-    limits = TimeLimits(reset=4, step=5)
-    source = Stuck({("talk-0", "reset"), ("talk-1", "step")}, slow, limits)
+def test_a_world_that_never_returns_fails_its_own_play(slow, monkeypatch):
+    """A call that never returns has a hundredth of its limit. The others have a minute: the machine may be loaded."""
+    source = Stuck({("talk-0", "reset"), ("talk-1", "step")}, slow, TimeLimits(reset=4, step=5))
+
+    async def hurried(seconds, what, function, *args):
+        world = function.__self__
+        never = args[0].id == "talk-0" if what == "reset" else world.task.id == "talk-1" and len(world.heard) == 1
+        return await within(seconds / 100 if never else 60, what, function, *args)
+
+    monkeypatch.setattr("trailmark.time_limits.within", hurried)
     first, second, third = play(source, source.tasks(n=3), SEAT)
-    assert first.outcome == Failed("reset took longer than 4 s") and first.turns == ()
-    assert second.outcome == Failed("step took longer than 5 s")
+    assert first.outcome == Failed("reset took longer than 0.04 s") and first.turns == ()
+    assert second.outcome == Failed("step took longer than 0.05 s")
     assert [t.action is None for t in second.turns] == [False, True]
     assert isinstance(third.outcome, Scored)
     alive = lambda: [t for t in source.threads if t.is_alive() and t is not threading.current_thread()]
@@ -135,13 +144,22 @@ REWARDS = """
 
 
 @pytest.mark.parametrize(("name", "lost"), [("score", 1), ("awaits", 1), ("together", 3)])
-def test_a_reward_that_never_comes_is_no_zero(tmp_path, name, lost):
+def test_a_reward_that_never_comes_is_no_zero(tmp_path, monkeypatch, name, lost):
+    """A call that never returns has a hundredth of its limit. The others have a minute: the machine may be loaded."""
+    call = FunctionJudge._call
+
+    def hurried(self, given, where):
+        judge, never = copy.copy(self), any(r.get("stuck") for r in given.get("rows", [given.get("row")]))
+        judge.time_limit = self.time_limit / 100 if never else 60
+        return call(judge, given, where)
+
+    monkeypatch.setattr(FunctionJudge, "_call", hurried)
     (tmp_path / "mine.py").write_text(textwrap.dedent(REWARDS))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "stuck": true}\n{"prompt": "c"}\n')
     reward = {"kind": "function", "path": f"{tmp_path}/mine.py:{name}", "time_limit": 5}
     source = get_task("prompts", path=str(tmp_path / "rows.jsonl"), reward=reward)
     found = [e.outcome for e in play(source, source.tasks("all"), SEAT)]
-    assert found[1] == Failed(f"reward {tmp_path}/mine.py:{name} took longer than 5 s")
+    assert found[1] == Failed(f"reward {tmp_path}/mine.py:{name} took longer than 0.05 s")
     assert sum(isinstance(o, Failed) for o in found) == lost and (lost == 3 or found[0] == Scored(6.0))
 
 

@@ -131,12 +131,12 @@ def test_what_clients_commonly_set_reaches_the_template(engine, monkeypatch):
     assert answer.status_code == 400 and "refuses the messages" in answer.json()["error"]["message"]
 
 
-def test_a_models_own_template_cannot_stop_the_others(engine, monkeypatch):
+def test_a_models_own_template_cannot_stop_the_others(engine, monkeypatch, hurried_templates):
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     monkeypatch.setattr(engine.tokenizer, "chat_template", loop)
     with serving(engine, "m") as url:
         answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=120)
-        assert answer.status_code == 400 and "computes for more than" in answer.json()["error"]["message"]
+        assert answer.status_code == 400 and "computes for more than 0.4 s" in answer.json()["error"]["message"]
         assert httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).status_code == 200
 
 

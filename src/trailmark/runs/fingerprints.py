@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trailmark.marked_yaml import parse
+from trailmark.marked_yaml import plain
 from trailmark.plain_files import read_plain
 from trailmark.runs.atomic_files import file_hash
 from trailmark.runs.checkpoints import listed
@@ -36,7 +36,7 @@ def passing(path: Path) -> bool:
 def _run_files(run: Path) -> dict[str, str]:
     """The files that identify a run: the recipe without names and paths, the metrics and the newest checkpoint."""
     file = next(p for name in (MADE, "recipe.yaml") if (p := run / name).is_file())
-    recipe = parse(str(read_plain(file), "utf-8"), str(file))[0]
+    recipe = plain(str(read_plain(file), "utf-8"), str(file))
     found = {"recipe.yaml": text_hash(json_text(json.loads(json.dumps(compared(recipe), default=str))))}
     if (run / "metrics.jsonl").is_file():
         found["metrics.jsonl"] = file_hash(run / "metrics.jsonl")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from trailmark.errors import shorten
-from trailmark.marked_yaml import parse
+from trailmark.marked_yaml import plain
 
 _ABSENT = object()
 IGNORED = ("out", "name", "trackers", "failures")  # keys of a recipe that may differ between equal runs
@@ -33,7 +33,7 @@ def diff_recipes(
 ) -> list[str]:  # fmt: skip
     """A sentence for each key that differs between two resolved recipes, after `words` filled in what they leave out.
     Errors name the recipes by `files`."""
-    x, y = (parse(text, file)[0] for text, file in zip((a, b), files))
+    x, y = (plain(text, file) for text, file in zip((a, b), files))
     keep = lambda recipe: compared(words(recipe), ignored) if isinstance(recipe, dict) else recipe
     return list(changes(keep(x), keep(y)))
 

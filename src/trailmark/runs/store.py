@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RecipeError, RunError
-from trailmark.marked_yaml import parse
+from trailmark.marked_yaml import plain
 from trailmark.plain_files import read_plain
 from trailmark.runs.atomic_files import (
     LINK,
@@ -345,7 +345,7 @@ class Run:
 def read_recipe(run: Run | str | Path) -> dict[str, Any]:
     """The recipe of a run as plain values."""
     run = run if isinstance(run, Run) else Run(run)
-    found = parse(run.recipe, str(run.recipe_file))[0]
+    found = plain(run.recipe, str(run.recipe_file))
     if not isinstance(found, dict):
         raise RecipeError(f"{run.recipe_file}: a recipe is a mapping of keys to values.")
     named_by_run(found)
