@@ -13,6 +13,7 @@ from trailmark.engines.prefill import Prompt
 from trailmark.engines.prefix_cache import PrefixCache
 from trailmark.engines.running import KeysValues, Running
 from trailmark.models.attention import Slots
+from trailmark.models.decode_step import short_step
 from trailmark.models.lm import LM
 
 WORTH_KEEPING = 64  # a shorter prompt is not kept for later prompts
@@ -28,6 +29,7 @@ class Decoder:
         self.max_len, self.fixed, self.reuse = max_len, fixed, ahead and not fixed
         self.drawer = Drawer(lm, ahead)
         self.cache = Slots(slots, capacity)
+        self.short = None if ahead else short_step(lm)
         self.running: list[Running | None] = [None] * slots
         self._length = np.zeros(slots, np.int64)  # tokens whose keys and values a slot holds
         self._last = np.zeros(slots, np.int64)  # the last token of its sample
@@ -131,8 +133,10 @@ class Decoder:
 
     def _next(self, length: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:
         """The logits after the last token of the first slots, [slots, V]."""
-        hidden = self.lm.hidden(last[:, None], self.cache.at(length, width), length[:, None])
-        return self.lm.logits(hidden[:, 0])
+        layout = self.cache.at(length, width)
+        if self.short is not None:
+            return self.lm.logits(self.short(last, layout, length))
+        return self.lm.logits(self.lm.hidden(last[:, None], layout, length[:, None])[:, 0])
 
     def _close_gaps(self, width: int) -> int:
         """How many of the first slots hold all samples. If many of these are free, the last samples move there."""
