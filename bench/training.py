@@ -1,6 +1,6 @@
 """Our learner against TRL on the same batch and the same weights: loss and backward pass, and a whole optimiser step.
 
-    python bench/training.py [--repeats 7] [--quick]        # needs the extra `peer`
+    python bench/training.py [--repeats 7] [--sizes 0.2M,2.5M,135M] [--quick]        # needs the extra `peer`
 
 TRL gets an ordinary transformers model (SDPA), rows padded as its own collators pad them; we get the same rows as
 samples, in the layout that `layout: auto` chooses. Before anything is timed the two losses must agree. Counted are
@@ -32,7 +32,13 @@ from trailmark.samples import build_samples
 from trailmark.types import Episode, Sample, Scored, Task, Turn
 
 PEER = "TRL"
-SHAPES = {"0.2M": {"layers": 2, "width": 64, "heads": 4}, "2.5M": {"layers": 4, "width": 224, "heads": 4}}
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.2M": {"layers": 2, "width": 64, "heads": 4},
+    "2.5M": {"layers": 4, "width": 224, "heads": 4},
+    # SmolLM2-135M's
+    "135M": {"layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "ffn": 1536, "vocab": 49152, "tied": True},
+}
+LARGE = "135M"  # a gradient takes seconds, so its batches are smaller
 ARGS = {
     "bf16": False,
     "fp16": False,
@@ -46,21 +52,26 @@ GROUPS = {  # groups, members, prompt from-to, written from-to
     "shared long prompts": (4, 16, (256, 256), (16, 48)),
     "turns of labels": (8, 8, (60, 96), (1, 1)),
 }
+LARGE_GROUPS = {"shared long prompts": (1, 8, (256, 256), (16, 48))}
 
 
 def pair(size: str) -> tuple[LM, Any]:
     from transformers import AutoModelForCausalLM
 
     tokenizer = tiny_tokenizer()
-    config = tiny_config("llama", vocab=len(tokenizer), context=512, **SHAPES[size])
+    config = tiny_config("llama", **{"vocab": len(tokenizer), "context": 512, **SHAPES[size]})
     ours = build(config, 0)
     theirs = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
     theirs.load_state_dict(ours.state_dict())
     return LM(ours, tokenizer, size), theirs
 
 
-def episodes(kind: str) -> list[Episode]:
-    groups, members, prompt, written = GROUPS[kind]
+def groups_of(size: str) -> dict[str, tuple[int, int, tuple[int, int], tuple[int, int]]]:
+    return LARGE_GROUPS if size == LARGE else GROUPS
+
+
+def episodes(size: str, kind: str) -> list[Episode]:
+    groups, members, prompt, written = groups_of(size)[kind]
     draw = np.random.default_rng(0)
     token = lambda low, high: tuple(int(t) for t in draw.integers(0, 250, draw.integers(low, high + 1)))
     out = []
@@ -124,13 +135,13 @@ def grpo(size: str, kind: str, repeats: int) -> None:
     from trl.trainer.utils import pad
 
     lm, theirs = pair(size)
-    played = episodes(kind)
+    played = episodes(size, kind)
     advantage = {e.id: [float(a)] for e, a in zip(played, np.random.default_rng(1).normal(size=len(played)))}
     samples = build_samples(played, "policy", {"advantage": advantage}, mean="sequence")
     samples = Learner({"policy": lm}, LearnerConfig()).fill(samples, old=Readout(""))
     with tempfile.TemporaryDirectory() as folder:
         args = GRPOConfig(folder, max_completion_length=64, per_device_train_batch_size=len(played),
-            num_generations=GROUPS[kind][1],
+            num_generations=groups_of(size)[kind][1],
                           beta=0.0, loss_type="grpo", temperature=1.0, **ARGS)  # fmt: skip
         trainer = GRPOTrainer(theirs, lambda completions, **_: [0.0] * len(completions), args,
                               Dataset.from_dict({"prompt": ["a", "b"]}),
@@ -154,7 +165,7 @@ def grpo(size: str, kind: str, repeats: int) -> None:
             values.clear()
         return trainer.compute_loss(trainer.model, inputs)
 
-    groups, members, *_ = GROUPS[kind]
+    groups, members, *_ = groups_of(size)[kind]
     timed(f"GRPO {size} {kind}", lm, samples, Clipped(), theirs, loss, repeats, f"{groups} groups of {members}")
 
 
@@ -165,7 +176,8 @@ def sft(size: str, repeats: int) -> None:
     lm, theirs = pair(size)
     draw = np.random.default_rng(3)
     word = lambda n: "".join(draw.choice(list("abcdefgh "), n))
-    texts = [(word(draw.integers(20, 60)), word(draw.integers(10, 90))) for _ in range(32)]
+    number = 8 if size == LARGE else 32
+    texts = [(word(draw.integers(20, 60)), word(draw.integers(10, 90))) for _ in range(number)]
     with tempfile.TemporaryDirectory() as folder:
         args = SFTConfig(
             folder, completion_only_loss=True, max_length=None, per_device_train_batch_size=len(texts), **ARGS
@@ -184,17 +196,18 @@ def sft(size: str, repeats: int) -> None:
             values.clear()
         return trainer.compute_loss(trainer.model, dict(batch))
 
-    timed(f"SFT {size}", lm, build_samples(made, "policy"), Sft(), theirs, loss, repeats, "32 ragged rows")
+    timed(f"SFT {size}", lm, build_samples(made, "policy"), Sft(), theirs, loss, repeats, f"{number} ragged rows")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--sizes", default=",".join(SHAPES), help="which models")
     parser.add_argument("--quick", action="store_true", help="the smallest model only, to see that it runs")
     args = parser.parse_args()
     one_thread()
-    for size in ("0.2M",) if args.quick else SHAPES:
-        for kind in GROUPS:
+    for size in ("0.2M",) if args.quick else args.sizes.split(","):
+        for kind in groups_of(size):
             grpo(size, kind, args.repeats)
         sft(size, args.repeats)
 

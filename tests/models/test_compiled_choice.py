@@ -10,7 +10,7 @@ from trailmark.models import attention, compiled
 from trailmark.models.attention import Layout, Prefill
 from trailmark.models.compiled import CompiledLayers
 
-FAILURE = compiled.FAILURES[0]
+FAILURE = compiled.failures()[0]
 
 
 def prefill(rows, width):

@@ -128,7 +128,8 @@ def batch(kind, draw):
         made = [token(draw.integers(1, 9), 3) for _ in range(draw.integers(1, 60))]
     else:  # labels: many rows of the same length
         prompt = token(draw.integers(1, 40))
-        made = [np.concatenate([prompt[: draw.integers(0, 2)], token(9), token(1)]) for _ in range(draw.integers(2, 90))]
+        number = draw.integers(2, 90)
+        made = [np.concatenate([prompt[: draw.integers(0, 2)], token(9), token(1)]) for _ in range(number)]
     return [made[k] for k in draw.permutation(len(made))]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,3 +115,60 @@ def test_a_text_that_was_almost_impossible():
     base, now = Likelihood(-40.0, 1), Likelihood(-0.5, 1)
     assert gain_reward(improvement(base, now), "stepped") == 1.0
     assert Likelihood(-800.0, 1).perplexity == float("inf")
+
+
+@pytest.mark.parametrize("with_file", [False, True])
+def test_contexts_are_encoded_once_per_row(lm, tmp_path, monkeypatch, with_file):
+    """Sixteen plays of each of two rows: each row's own context and its context without a plan are rendered, encoded
+    and hashed once, and not again for the next plays; verdicts and stored bytes are those of one play at a time."""
+    from trailmark.score import likelihood
+
+    encoded, hashed = [], []
+    gold_row, key = likelihood.gold_row, likelihood.Baselines._key
+    monkeypatch.setattr(likelihood, "gold_row", lambda t, *a: encoded.append(a[0]) or gold_row(t, *a))
+    monkeypatch.setattr(likelihood.Baselines, "_key", lambda self, row: hashed.append(row.name) or key(self, row))
+    files = {"baselines": str(tmp_path / "rows.jsonl")} if with_file else {}
+    settings = LikelihoodJudgeConfig(plan="{prompt}Plan: {answer}", reward="linear", **files)
+    judge = LikelihoodJudge(settings, lm, tmp_path / "together.jsonl")
+    some = [Play(replace(p.episode, id=f"{p.episode.id}/{n}"), p.prompt, f"plan {n}", p.row)
+            for p in plays()[::2] for n in range(16)]  # fmt: skip
+    verdicts = asyncio.run(judge.judge(some))
+    own = [c for c in encoded if "plan" not in c]
+    assert sorted(own) == ["Story 0. ", "Story 0. Plan: ", "Story 1. ", "Story 1. Plan: "]
+    assert len(encoded) == 4 + 32, "and each context with a plan once"
+    assert len(hashed) == (2 if with_file else 4)
+    assert asyncio.run(judge.judge(some)) == verdicts
+    assert len(encoded) == 4 + 2 * 32, "the next plays of a row find its contexts"
+    apart = LikelihoodJudge(settings, lm, tmp_path / "apart.jsonl")
+    for play, verdict in zip(some[::16], verdicts[::16]):
+        (alone,) = asyncio.run(apart.judge([play]))
+        assert alone.outcome.reward == pytest.approx(verdict.outcome.reward, abs=1e-12)
+    lines = lambda name: {json.loads(line)["key"]: json.loads(line)["tokens"]
+                          for line in (tmp_path / name).read_text().splitlines()}  # fmt: skip
+    assert lines("together.jsonl") == lines("apart.jsonl")
+
+
+def test_the_contexts_that_are_kept_are_bounded(lm, monkeypatch):
+    from trailmark.score import likelihood
+
+    monkeypatch.setattr(likelihood, "KEPT", 100)
+    scorer = likelihood.TextScorer(lm)
+    rows = [(f"A story of number {k}. ", "They went home.") for k in range(40)]
+    made = scorer._rows(rows, "turn", (), again=True)
+    assert made == [likelihood.gold_row(lm.tokenizer, c, g, "turn") for c, g in rows]
+    assert sum(len(g.tokens) for g in scorer._kept.values()) == scorer._tokens <= 100 and len(scorer._kept) > 1
+    assert list(scorer._kept.values()) == made[-len(scorer._kept) :], "the last ones"
+
+
+def test_texts_that_only_look_alike_are_encoded_apart(lm):
+    """A marked text is a control token, its characters are not; and what cannot be compared is not kept."""
+    from trailmark.score import likelihood
+    from trailmark.texts import mark
+
+    scorer, end = likelihood.TextScorer(lm), lm.tokenizer.eos_token
+    pairs = [(end, "home"), (mark(end), "home"), ([{"role": "user", "content": end}], "home")]
+    pairs += [([{"role": "user", "content": "a", "tags": {1}}], "home")] * 2
+    for _ in range(2):
+        made = scorer._rows(pairs, "turn", (), again=True)
+        assert made == [likelihood.gold_row(lm.tokenizer, c, g, "turn") for c, g in pairs]
+    assert made[0] != made[1] and len(scorer._kept) == 3

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -21,17 +22,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from trailmark.errors import ModelError
 from trailmark.models import decode_kernel
+
+_collects = gc.isenabled()
+gc.disable()  # the collector would look through the growing heap of modules again and again: a fifth of this import
+try:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+finally:
+    if _collects:
+        gc.enable()
 
 NAME = "trailmark"
 FLEX_BLOCK = 128
 
 
-def _failures() -> tuple[type[BaseException], ...]:
+@functools.cache
+def failures() -> tuple[type[BaseException], ...]:
+    """What torch raises if it cannot compile. The compiler takes half a second to import, so only a GPU asks."""
     import torch._dynamo.exc
     import torch._inductor.exc
     import torch._inductor.runtime.triton_heuristics as heuristics
@@ -42,9 +52,6 @@ def _failures() -> tuple[type[BaseException], ...]:
         getattr(heuristics, "NoTritonConfigsError", None),
     ]
     return tuple(f for f in found if f is not None)
-
-
-FAILURES = _failures()  # what torch raises if it cannot compile
 
 
 class Flex:
@@ -115,7 +122,7 @@ class Layout:
         if self.flexible:
             try:
                 return flexed(q, k, v, self.block_mask(how.window), how.scale, how.softcap)
-            except FAILURES as problem:
+            except failures() as problem:
                 Flex.failed(problem)
         return _dense(q, k, v, self.mask(how.window), how.scale, how.softcap)
 

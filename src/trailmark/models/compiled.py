@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trailmark.models.attention import FAILURES, Layout, Prefill, set_up
+from trailmark.models.attention import Layout, Prefill, failures, set_up
 from trailmark.models.context_limit import text_config
 
 LEAST = 30_000_000  # smallest number of weights of a model that is worth compiling
@@ -49,7 +49,7 @@ class CompiledLayers:
                 for window in _windows(text_config(base.config)):
                     layout.block_mask(window)  # built here, because a compiled layer can only read it
             return forward()
-        except FAILURES as problem:
+        except failures() as problem:
             print(f"this torch cannot compile {type(base).__name__} ({type(problem).__name__}): it runs uncompiled",
                   file=sys.stderr)  # fmt: skip
             self.wanted = False
@@ -120,7 +120,7 @@ def whole(step: Callable[..., Any], name: str) -> Callable[..., Any]:
         nonlocal made
         try:
             return made(*args)
-        except FAILURES as problem:
+        except failures() as problem:
             print(f"this torch cannot compile {name} ({type(problem).__name__}): it runs uncompiled", file=sys.stderr)
             if os.environ.get("TRAILMARK_COMPILE_ERRORS"):
                 raise

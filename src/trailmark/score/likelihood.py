@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +33,7 @@ Rule = Literal["text", "turn", "template"]
 Context = str | Sequence[Mapping[str, Any]]
 Gain = Literal["stepped", "clipped", "binary", "linear", "nll", "contrastive"]
 NEAR = 1e-6  # relative: numbers of one stored line follow from each other
+KEPT = 1 << 20  # tokens of rows that a scorer keeps: the paper's step has 64 rows of up to 12,000
 STEPS = ((0.05, 0.5), (1.0, 0.9), (2.0, 1.0))  # VR-CLI: smallest improvement in percent, and its reward
 
 
@@ -139,7 +140,11 @@ class Baselines:
     def get(self, rows: Sequence[Gold]) -> list[Likelihood]:
         """If requests may fail (`failed` is not None), the likelihood of such a row is not a number."""
         self._must_be_the_same_server()
-        keys = [self._key(row) for row in rows]
+        same: dict[tuple[int, int, int], str] = {}  # several plays of a row share its tokens, and have one key
+        for row in rows:
+            if (at := (id(row.tokens), row.start, row.end)) not in same:
+                same[at] = self._key(row)
+        keys = [same[id(row.tokens), row.start, row.end] for row in rows]
         self.asked |= set(keys)
         given_up = self.failed or {}
         new = {key: row for key, row in zip(keys, rows) if key not in self.cache and key not in given_up}
@@ -218,6 +223,8 @@ class TextScorer:
     ):
         self.model, self.path, self.server, self.key = model, cache, server, key
         self.files: Mapping[str, Path] = {}  # where a row stands, by its id; for errors
+        self._kept: dict[Any, Gold] = {}  # of texts that may come again, the last `KEPT` tokens
+        self._tokens = 0
 
     @cached_property
     def baselines(self) -> Baselines:
@@ -271,7 +278,7 @@ class TextScorer:
         self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn", names: Sequence[str] = ()
     ) -> list[Likelihood]:
         """The likelihood of each gold text given its context: plain text, or messages. `names` are for errors."""
-        return self.baselines.get(self._rows(rows, rule, names))
+        return self.baselines.get(self._rows(rows, rule, names, again=True))
 
     def fresh(
         self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn", names: Sequence[str] = ()
@@ -287,8 +294,10 @@ class TextScorer:
         read = iter(self.baselines.read([row for row in made if self._fits(row)]))
         return [next(read) if self._fits(row) else None for row in made]
 
-    def _rows(self, rows: Sequence[tuple[Context, str]], rule: Rule, names: Sequence[str]) -> list[Gold]:
-        made = self._made(rows, rule, names)
+    def _rows(
+        self, rows: Sequence[tuple[Context, str]], rule: Rule, names: Sequence[str], again: bool = False
+    ) -> list[Gold]:
+        made = self._made(rows, rule, names, again)
         for k, row in enumerate(made):
             if not self._fits(row):
                 name = f"row '{names[k]}'" if names else "a row"
@@ -299,10 +308,30 @@ class TextScorer:
                 )
         return made
 
-    def _made(self, rows: Sequence[tuple[Context, str]], rule: Rule, names: Sequence[str]) -> list[Gold]:
+    def _made(
+        self, rows: Sequence[tuple[Context, str]], rule: Rule, names: Sequence[str], again: bool = False
+    ) -> list[Gold]:
+        """`again`: the texts may come again, as those of a row do with each of its plays."""
         called = [self._called(name) for name in names] or [""] * len(rows)
-        made = (gold_row(self.tokenizer, context, gold, rule) for context, gold in rows)
+        make = self._kept_row if again else partial(gold_row, self.tokenizer)
+        made = (make(context, gold, rule) for context, gold in rows)
         return [replace(row, name=name) for row, name in zip(made, called, strict=True)]
+
+    def _kept_row(self, context: Context, gold: str, rule: Rule) -> Gold:
+        """`gold_row`, rendered and encoded once for texts that are the same."""
+        tokenizer = self.tokenizer
+        try:
+            key = (_exact(context), _exact(gold), rule, len(tokenizer), str(tokenizer.chat_template))
+            row = self._kept.pop(key, None)
+        except TypeError:  # a message has a field that cannot be compared
+            return gold_row(tokenizer, context, gold, rule)
+        if row is None:
+            row = gold_row(tokenizer, context, gold, rule)
+            self._tokens += len(row.tokens)
+        self._kept[key] = row  # the last one that was used
+        while self._tokens > KEPT and len(self._kept) > 1:
+            self._tokens -= len(self._kept.pop(next(iter(self._kept))).tokens)
+        return row
 
     def _called(self, name: str) -> str:
         return f"{self.files[name]}: row '{name}'" if name in self.files else f"row '{name}'"
@@ -321,6 +350,15 @@ class TextScorer:
         """By how many percent the perplexity of a text falls from one context to another."""
         base, now = self.likelihoods([(before, gold), (after, gold)], rule)
         return improvement(base, now)
+
+
+def _exact(value: Any) -> Any:
+    """Something that is equal only for texts that are encoded alike: marks count, too."""
+    if isinstance(value, Mapping):
+        return tuple((k, _exact(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_exact(v) for v in value)
+    return type(value).__name__, getattr(value, "spans", ()), value
 
 
 def after_markers(answer: str, markers: Sequence[str]) -> str:

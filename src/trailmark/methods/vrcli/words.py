@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -30,7 +31,12 @@ def trigrams(words: Sequence[str]) -> list[tuple[str, ...]]:
 def copied_share(text: str, prompt: str) -> float | None:
     """The share of the text's different trigrams that stand in what the model was shown; None if it has none."""
     mine = set(trigrams(words_of(text)))
-    return len(mine & set(trigrams(words_of(prompt)))) / len(mine) if mine else None
+    return len(mine & _trigrams_in(prompt)) / len(mine) if mine else None
+
+
+@functools.lru_cache(maxsize=4)  # the plays of a row follow each other
+def _trigrams_in(prompt: str) -> frozenset[tuple[str, ...]]:
+    return frozenset(trigrams(words_of(prompt)))
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
