@@ -33,7 +33,7 @@ TITLES = {
     "montecarlo": "Completions from shared states",
     "sampling": "Sampling",
     "training": "Training",
-    "worlds": "ALFWorld",
+    "worlds": "ALFWorld and WebShop",
 }
 PICTURE = Path("docs/plots/gpu_growth.png")
 GROWS = {
