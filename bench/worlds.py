@@ -2,6 +2,7 @@
 
     python bench/worlds.py --games DATA [--n 6] [--repeats 3] [--quick]
     python bench/worlds.py --shop DATA [--repeats 3]      WebShop alone, in one process and in two at once
+    python bench/worlds.py --shop DATA --copies 30        a catalogue of 30 copies of each product: loading, searches
 
 It needs `pip install 'trailmark[alfworld]'`.
 
@@ -25,9 +26,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import random
 import statistics
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -44,6 +47,8 @@ from trailmark.tasks.alfworld.compare_original import choose, pick
 from trailmark.tasks.alfworld.engine import Game, Play, parse_game
 from trailmark.tasks.alfworld.games import Games, Texts
 from trailmark.tasks.alfworld.original import OriginalGame
+from trailmark.tasks.row_files import file_rows
+from trailmark.tasks.webshop.products import Catalogue
 
 
 def parsed(texts: Texts, id: str) -> Game:
@@ -160,11 +165,13 @@ def our_memory(bench: Bench, plays: int = 1000) -> float:
     return grown / len(kept) / 1e6
 
 
-def their_memory(bench: Bench) -> float:
-    def resident() -> float:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+def resident() -> float:
+    """MB of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
+
+def their_memory(bench: Bench) -> float:
     gc.collect()
     before = resident()
     more = []
@@ -255,6 +262,29 @@ def shop_searches(folder: str, searches: int) -> float:
     return searches / (time.process_time() - began)
 
 
+def large_shop(folder: Path, copies: int) -> None:
+    """A catalogue as large as this: what it takes to load and to search. Goals are not loaded."""
+    rows = list(file_rows(next(folder.glob("products*.jsonl*"))))
+    titles = [row.value["Title"] for row in rows[:300]]
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home) / "products.jsonl"
+        with path.open("w") as file:
+            for k in range(copies):
+                for row in rows:
+                    file.write(json.dumps({**row.value, "asin": f"{row.value['asin']}{k}"}) + "\n")
+        del rows
+        before, began = resident(), time.process_time()
+        catalogue = Catalogue(path)
+        spent = time.process_time() - began
+        n = f"{len(catalogue):,} products"
+        common.alone(f"worlds/webshop products loaded of {n}", len(catalogue) / spent, "products/s")
+        common.alone(f"worlds/webshop memory of {n}", resident() - before, "MB")
+        began = time.process_time()
+        for title in titles:
+            catalogue.search(title, 50)
+        common.alone(f"worlds/webshop search of {n}", len(titles) / (time.process_time() - began), "searches/s")
+
+
 def shop(folder: Path, repeats: int) -> None:
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         works = (("step", "steps/s", shop_steps, 50_000), ("search", "searches/s", shop_searches, 3_000))
@@ -272,6 +302,7 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--games", type=Path, help="a folder of games")
     ask.add_argument("--shop", type=Path, help="a folder of products and goals")
+    ask.add_argument("--copies", type=int, default=0, help="with --shop: copies of each product")
     ask.add_argument("--n", type=int, default=6, help="how many games, over all task types")
     ask.add_argument("--length", type=int, default=30, help="commands in a walk")
     ask.add_argument("--repeats", type=int, default=3)
@@ -280,7 +311,7 @@ def main() -> None:
     n, repeats = (2, 1) if said.quick else (said.n, said.repeats)
     one_thread()
     if said.shop is not None:
-        return shop(said.shop, repeats)
+        return large_shop(said.shop, said.copies) if said.copies else shop(said.shop, repeats)
     if said.games is None:
         ask.error("--games or --shop is needed")
     peer = f"textworld {version('textworld')}"

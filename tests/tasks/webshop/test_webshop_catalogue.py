@@ -69,7 +69,7 @@ def test_goals_of_all_combinations_and_of_people(tmp_path):
     assert goals["B03-0-0"].instruction.startswith("a bed for my cat that I can wash, and price lower than ")
     assert goals["B04-0-0"].cap is None and goals["B04-0-0"].instruction == "a lamp"
     assert source.skipped == {"goals without attributes": 1}
-    assert "goals without attributes: 1" in source.left_out_of("all")
+    assert "1 goals without attributes were left out." in source.left_out_of("all")
     assert [len(source.tasks(s)) for s in ("all", "train", "test")] == [7, 5, 2]
 
 
@@ -137,7 +137,7 @@ def test_goals_that_no_product_meets(tmp_path):
     folder = write(tmp_path / "shop", goals=[UNMET | w for w in wishes])
     source = shop(folder)
     assert [w.goal.instruction.partition(",")[0] for w in source.unmet] == [w["instruction"] for w in wishes[:4]]
-    assert len(source.written) == 1 and "goals that no product meets: 4" in source.left_out_of("train")
+    assert len(source.written) == 1 and "4 goals that no product meets were left out." in source.left_out_of("train")
     assert len(shop(folder, unmet="keep").written) == 5
     with pytest.raises(DataError, match=r"goals.jsonl:1: key 'asin': no product .* meets goal 'B02-0-0', nor 3 other"):
         shop(folder, unmet="refuse")
@@ -189,7 +189,7 @@ def test_a_bad_goal_is_named(tmp_path, change, want):
 
 def test_what_else_is_refused(tmp_path):
     folder = write(tmp_path / "shop", [PRODUCTS[0], PRODUCTS[0], PRODUCTS[1]], GOALS[:2])
-    assert shop(folder).left_out_of("all") == ["products that were there before: 1"]
+    assert shop(folder).left_out_of("all") == ["1 products that were there before were left out."]
     for options, want in (
         ({"catalogue": str(tmp_path / "nowhere")}, "there is no file or folder .*nowhere to read products from"),
         ({"catalogue": str(tmp_path)}, "holds no file of products"),
@@ -218,6 +218,21 @@ def test_taggers(tmp_path):
     nouns.write_text(json.dumps({"Oak Bed Frame": "Bed"}))
     with pytest.raises(DataError, match="nouns.json: key 'Oak Bed Frame': must be a list of words"):
         shop(folder, tagger=str(nouns))
+
+
+def test_a_tagger_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "own_tagger_of_titles.py").write_text(
+        "def last(title):\n    return title.split()[-1:]\n"
+        "def text(title):\n    return title\n"
+        "def broken(title):\n    return 1 / 0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = write(tmp_path / "shop", goals=GOALS[:2])
+    assert shop(folder, tagger="own_tagger_of_titles:last").written[0].goal.nouns == ("frame",)
+    with pytest.raises(TaskError, match="must give a list of words, not 'Oak Bed Frame'"):
+        shop(folder, tagger="own_tagger_of_titles:text")
+    with pytest.raises(TaskError, match="raised ZeroDivisionError for 'Oak Bed Frame': division by zero"):
+        shop(folder, tagger="own_tagger_of_titles:broken")
 
 
 def test_the_exact_purchase_of_every_synthetic_goal_pays_1(tmp_path):

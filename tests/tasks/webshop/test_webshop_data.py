@@ -9,6 +9,7 @@ import pytest
 from trailmark.formats.rows import Row
 from trailmark.tasks import get_task
 from trailmark.tasks.row_files import file_rows
+from trailmark.tasks.webshop.nouns import words
 from trailmark.tasks.webshop.products import product_of
 from trailmark.tasks.webshop.reward import COLOURS, Paid, matching_options, type_factor
 from trailmark.tasks.webshop.sessions import read_visits
@@ -67,6 +68,13 @@ def test_the_rewards_of_recorded_visits(folder):
         assert Paid(r_type, attributes, options, log["r_price"], most).reward == pytest.approx(visit.reward, abs=1e-12)
         paid += 1
     assert paid == 50
+
+
+def test_how_often_the_default_tagger_may_agree_with_the_original(folder):
+    """The recorded overlap is a whole number over as many nouns as the goal's title has."""
+    visits = [v for v in read_visits(folder / "human_sessions_50.jsonl.gz") if v.reward is not None]
+    shared = [v.parts["title_score"] * len(words(v.goal["name"])) for v in visits]
+    assert sum(abs(s - round(s)) < 1e-6 for s in shared) == 18
 
 
 def test_recorded_visits_are_actions(folder):

@@ -2,7 +2,9 @@
 
 import math
 import random
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,15 @@ def test_stems():
     )
     pairs = said.split()
     assert [(w, stem(w)) for w in pairs[::2]] == list(zip(pairs[::2], pairs[1::2]))
+
+
+def test_nltk_gives_the_same_stems():
+    """If it is installed: of every word of our pages."""
+    nltk = pytest.importorskip("nltk.stem.porter")
+    theirs = nltk.PorterStemmer(mode="MARTIN_EXTENSIONS")
+    pages = [*(Path(__file__).parents[3] / "docs").rglob("*.md")]
+    found = {w for page in pages for w in re.findall("[a-z]+", page.read_text().lower())}
+    assert len(found) > 3000 and [w for w in found if stem(w) != theirs.stem(w)] == []
 
 
 def test_words():

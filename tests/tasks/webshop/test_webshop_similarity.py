@@ -36,3 +36,13 @@ def test_what_is_compared():
     assert plain("  Café-Noir, 5½! ") == "caf noir  5"
     assert plain("\x80\xff") == "" and plain("“中文”") == "中文"
     assert alike("Non-Slip", "slip non") and not alike("—", "—")
+
+
+def test_thefuzz_gives_the_same():
+    """If it is installed. There `_` is a space."""
+    fuzz = pytest.importorskip("thefuzz.fuzz")
+    draw = random.Random(7)
+    for _ in range(20_000):
+        a = "".join(draw.choices("aab b  cé›x-9 B", k=draw.randrange(14)))
+        b = a[: draw.randrange(len(a) + 1)] + draw.choice(["x", " y", ""]) + a[draw.randrange(len(a) + 1) :]
+        assert round(token_set_ratio(plain(a), plain(b))) == fuzz.token_set_ratio(a, b)
