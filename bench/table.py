@@ -34,7 +34,7 @@ TITLES = {
     "sampling": "Sampling",
     "training": "Training",
     "vllm_cpu": "Sampling on a CPU, against vLLM",
-    "worlds": "ALFWorld",
+    "worlds": "ALFWorld and WebShop",
 }
 PICTURE = Path("docs/plots/gpu_growth.png")
 GROWS = {

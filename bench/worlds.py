@@ -1,6 +1,8 @@
 """ALFWorld in our engine against the original (textworld's PDDL environment), on the same games and commands.
 
     python bench/worlds.py --games DATA [--n 6] [--repeats 3] [--quick]
+    python bench/worlds.py --shop DATA [--repeats 3]      WebShop alone, in one process and in two at once
+    python bench/worlds.py --shop DATA --copies 30        a catalogue of 30 copies of each product: loading, searches
 
 It needs `pip install 'trailmark[alfworld]'`.
 
@@ -15,28 +17,38 @@ It needs `pip install 'trailmark[alfworld]'`.
 
 Ours alone (printed, and kept without a peer): copies, copies with a step, replayed commands without a menu,
 environments in lockstep.
+
+The shop: visits of its oracle with a look at every sub-page. Searches are measured apart, over the titles of the goals:
+in the visits their results come from a table. Seconds are those that a process was computing.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import random
 import statistics
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 
 import common
 from common import compare, one_thread, record
 
+from trailmark.tasks import get_task
 from trailmark.tasks.alfworld.compare_original import choose, pick
 from trailmark.tasks.alfworld.engine import Game, Play, parse_game
 from trailmark.tasks.alfworld.games import Games, Texts
 from trailmark.tasks.alfworld.original import OriginalGame
+from trailmark.tasks.row_files import file_rows
+from trailmark.tasks.webshop.products import Catalogue
 
 
 def parsed(texts: Texts, id: str) -> Game:
@@ -153,11 +165,13 @@ def our_memory(bench: Bench, plays: int = 1000) -> float:
     return grown / len(kept) / 1e6
 
 
-def their_memory(bench: Bench) -> float:
-    def resident() -> float:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+def resident() -> float:
+    """MB of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
+
+def their_memory(bench: Bench) -> float:
     gc.collect()
     before = resident()
     more = []
@@ -204,9 +218,91 @@ def _lockstep(bench: Bench, table: list[Game]) -> float:
     return 10 * len(plays)
 
 
+def shop_steps(folder: str, steps: int) -> float:
+    """Steps a second of visits, searches answered from a table."""
+    source = get_task("webshop", catalogue=folder, actions="bare", horizon=20)
+    world, visits = source.make(), []
+    for task in source.tasks("train", 300, 0):
+        world.reset(task)
+        moves = []
+        while not world.over:
+            move = world.oracle()
+            looks = ["description", "< prev", "features", "< prev", "reviews", "< prev"] if "Buy Now" in move else []
+            moves += [*(f"click[{look}]" for look in looks), move]
+            world.step(move)
+        visits.append((task, moves))
+    catalogue = source.catalogue
+    search = catalogue.search
+    found: dict[str, list[int]] = {}
+
+    def remembered(words: str, n: int) -> list[int]:
+        if words not in found:
+            found[words] = search(words, n)
+        return found[words]
+
+    catalogue.search = remembered
+    for warm in (True, False):
+        began, done = time.process_time(), 0
+        while done < (1 if warm else steps):
+            for task, moves in visits:
+                world.reset(task)
+                for move in moves:
+                    world.step(move)
+                done += len(moves)
+        spent = time.process_time() - began
+    return done / spent
+
+
+def shop_searches(folder: str, searches: int) -> float:
+    source = get_task("webshop", catalogue=folder)
+    titles = list(dict.fromkeys(w.goal.title for w in source.written))
+    began = time.process_time()
+    for k in range(searches):
+        source.catalogue.search(titles[k % len(titles)], 50)
+    return searches / (time.process_time() - began)
+
+
+def large_shop(folder: Path, copies: int) -> None:
+    """A catalogue as large as this: what it takes to load and to search. Goals are not loaded."""
+    rows = list(file_rows(next(folder.glob("products*.jsonl*"))))
+    titles = [row.value["Title"] for row in rows[:300]]
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home) / "products.jsonl"
+        with path.open("w") as file:
+            for k in range(copies):
+                for row in rows:
+                    file.write(json.dumps({**row.value, "asin": f"{row.value['asin']}{k}"}) + "\n")
+        del rows
+        before, began = resident(), time.process_time()
+        catalogue = Catalogue(path)
+        spent = time.process_time() - began
+        n = f"{len(catalogue):,} products"
+        common.alone(f"worlds/webshop products loaded of {n}", len(catalogue) / spent, "products/s")
+        common.alone(f"worlds/webshop memory of {n}", resident() - before, "MB")
+        began = time.process_time()
+        for title in titles:
+            catalogue.search(title, 50)
+        common.alone(f"worlds/webshop search of {n}", len(titles) / (time.process_time() - began), "searches/s")
+
+
+def shop(folder: Path, repeats: int) -> None:
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        works = (("step", "steps/s", shop_steps, 50_000), ("search", "searches/s", shop_searches, 3_000))
+        for name, unit, work, times in works:
+            for cores in (1, 2):
+                rates = []
+                for _ in range(repeats):
+                    began = [pool.submit(work, str(folder), times) for _ in range(cores)]
+                    rates.append(sum(b.result() for b in began))
+                what = f"{'one process' if cores == 1 else 'two processes at once'}, {folder.name}"
+                common.alone(f"worlds/webshop {name}{' on two cores' * (cores == 2)}", rates, unit, what)
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--games", type=Path, required=True, help="a folder of games")
+    ask.add_argument("--games", type=Path, help="a folder of games")
+    ask.add_argument("--shop", type=Path, help="a folder of products and goals")
+    ask.add_argument("--copies", type=int, default=0, help="with --shop: copies of each product")
     ask.add_argument("--n", type=int, default=6, help="how many games, over all task types")
     ask.add_argument("--length", type=int, default=30, help="commands in a walk")
     ask.add_argument("--repeats", type=int, default=3)
@@ -214,6 +310,10 @@ def main() -> None:
     said = ask.parse_args()
     n, repeats = (2, 1) if said.quick else (said.n, said.repeats)
     one_thread()
+    if said.shop is not None:
+        return large_shop(said.shop, said.copies) if said.copies else shop(said.shop, repeats)
+    if said.games is None:
+        ask.error("--games or --shop is needed")
     peer = f"textworld {version('textworld')}"
     bench = Bench(Games(said.games), n, max(10, said.length))
     try:

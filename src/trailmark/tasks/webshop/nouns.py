@@ -64,7 +64,11 @@ def _from_file(path: Path) -> Tagger:
 
 def _checked(tag: Callable[..., object], name: str) -> Tagger:
     def nouns(title: str) -> list[str]:
-        found = tag(title)
+        try:
+            found = tag(title)
+        except Exception as problem:  # the user's function may raise anything
+            what = f"{type(problem).__name__} for '{title:.60}': {problem}"
+            raise TaskError(f"tagger '{name}' raised {what}") from problem
         if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(n, str) for n in found):
             raise TaskError(f"tagger '{name}' must give a list of words, not {found!r:.60}.")
         return [n.lower() for n in found]

@@ -62,17 +62,17 @@ def _between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     page, was = after["page"], before.get("page")
     new, old = after.get("content", {}), before.get("content", {})
     if page == "index":
-        return [_click(pages.BACK)] if was else []
+        return [_click(pages.BACK)] if was not in (None, page) else []
     if page == "done":
         return [_click(pages.BUY)]
     if page == "search_results":
-        if was in ("item_page", SUB_PAGE):
+        if was in ("item_page", SUB_PAGE) and str(new.get("keywords")) == str(old.get("keywords")):
             return [_click(pages.PREVIOUS)]
         if was == page and new.get("keywords") == old.get("keywords") and new.get("page") != old.get("page"):
             return [_click(pages.NEXT if _number(new) > _number(old) else pages.PREVIOUS)]
         return [f"search[{' '.join(map(str, new.get('keywords', [])))}]"]
     if page == SUB_PAGE:
-        return [_click(str(after.get("url", "")).rsplit("/", 2)[-2] or "Description")]
+        return [_click(next((p for p in pages.SUB_PAGES if f"/{p}/" in str(after.get("url"))), pages.SUB_PAGES[0]))]
     if was == SUB_PAGE:
         return [_click(pages.PREVIOUS)]
     if was == page and new.get("asin") == old.get("asin"):

@@ -167,7 +167,7 @@ class WebShop(TaskSource):
     def left_out_of(self, split: str) -> list[str]:
         missing = sum(split in ("all", w.split) for w in self.unmet) if self.ids is None else 0
         counted = {UNMET: missing, **self.skipped, **self.catalogue.dropped}
-        return [f"{what}: {count}" for what, count in counted.items() if count]
+        return [f"{count} {what} were left out." for what, count in counted.items() if count]
 
     def goal_of(self, task: Task) -> Goal:
         """A task's data, checked."""

@@ -121,7 +121,7 @@ class WebShopWorld(World):
 
     def oracle(self) -> str | None:
         """The next step towards buying the goal's own product. None if it is not in the catalogue, or a search for its
-        title does not find it."""
+        title, or the beginning of it, does not find it."""
         action = self._best()
         return action if action is None or self.source.actions == "bare" else f"Action: {action}"
 
@@ -208,8 +208,9 @@ class WebShopWorld(World):
             there = self.results.index(at) // pages.WINDOW + 1
             turn = pages.NEXT if there > self.page else pages.PREVIOUS
             return f"click[{self.goal.asin if there == self.page else turn}]"
-        words = re.sub(r"[\[\]\s]+", " ", self.goal.title).strip()
-        return f"search[{words}]" if words and at in catalogue.search(words, MOST) else None
+        words = re.sub(r"[\[\]]+", " ", self.goal.title).split()
+        tried = (" ".join(words[:n]) for n in (4, 8, len(words)))  # a short search, if it is enough
+        return next((f"search[{query}]" for query in tried if at in catalogue.search(query, MOST)), None)
 
 
 def _share(n: int, of: int) -> float:
