@@ -50,6 +50,14 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "preference-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "oreo-arith-rounds": ["model.name=tiny", "collect.prompts=2", "collect.n=2", "training=2", "batch=2"],
+    "epo-negotiation": [
+        "teach.prompts=2",
+        "teach.steps=1",
+        "collect.prompts=2",
+        "collect.n=2",
+        "training=1",
+        "batch=2",
+    ],
     "lpr-arith": [
         "teacher.prompts=4",
         "sft.steps=1",

@@ -44,6 +44,18 @@ REFLECT = {
     "replay": 0},
     "sft": {"reflector": 1, "policy": 1, "batch": 2}, "eval": {"every": 1, "n": 2}, "final": {"n": 1},
 }  # fmt: skip
+EPO = {
+    "method": "epo_rounds", "steps": 2, "training": 1, "batch": 2,
+    "task": {"name": "negotiation", "options": {"max_turns": 4}},
+    "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 2048}},
+    "prompts": {"strategist": "{scene}", "agent": "{scene}"},
+    "seats": {"strategist": {"kind": "local", "trained": True, "sampling": {"max_tokens": 2}},
+              "agent": {"kind": "scripted", "function": "trailmark.tasks.negotiation.players:advised",
+                        "sampling": {"max_tokens": 120}}},
+    "collect": {"prompts": 2, "n": 2}, "judge": {"kind": "rule"}, "eval": {"every": 1, "n": 2},
+    "shape": {"least": -1.0},
+    "teach": {"function": "trailmark.tasks.negotiation.players:anything", "prompts": 2, "steps": 1},
+}  # fmt: skip
 # other roads through LPR: the task's own solutions, worse versions, pairs of steps or of values
 WORSE = {"kind": "scripted", "function": f"{SOLVER.removesuffix('careless')}worse"}
 STEPS = {**LPR, "teacher": {"gold": True, "prompts": 4}, "seats": {"policy": SCRIPT, "worsener": WORSE}, "worsen": {},
@@ -52,7 +64,7 @@ VALUES = {**LPR, "complete": {"sampling": {"max_tokens": 40}}, "pairs": {"values
           "preference": {"steps": 1, "batch": 2, "objective": "rejection"}, "prm": {"kind": "outcome", "steps": 1}}
 PLAIN = {**LPR, "pairs": {"process": False}, "read": {"classes": [2, 3]}, "rl": None}
 GIVEN = {"lpr": LPR, "lpr plain": PLAIN, "lpr steps": STEPS, "lpr values": VALUES, "oreo_rounds": ROUNDS,
-         "reflect": REFLECT}  # fmt: skip
+         "reflect": REFLECT, "epo_rounds": EPO}  # fmt: skip
 # read where the list of stages is made
 BUILDS = {"training", "anchor", "critic_from", "learn_from", "teacher.gold", "teacher.replay"}
 SECTIONS = {"sft", "prm", "preference", "rl"}  # recipes of trainings
@@ -170,7 +182,8 @@ def test_no_key_makes_a_stage_again_that_does_not_read_it(made):
     wrong, seen = [], set()
     for key, field, other in changes(config):
         direct, above = touched(config, other)
-        whole = field[0] in (type(config).__name__, "ImitationConfig")  # its keys become those of the training's recipe
+        # their keys become those of the training's recipe
+        whole = field[0] in (type(config).__name__, "ImitationConfig", "TeachConfig")
         names = lambda s: {name for _, name in reads[s]} | {"reflector", "policy"}
         right = {s for s in direct if field in reads[s] or (whole and field[1] in names(s))}
         wrong += [f"{key}: {s}" for s in sorted(direct - and_behind(right, above))]
@@ -181,7 +194,8 @@ def test_no_key_makes_a_stage_again_that_does_not_read_it(made):
 def test_what_a_stage_reads_of_its_own_sections_makes_it_again(made):
     config, reads = made
     own = {"LprTeacher", "LprSample", "LprClean", "LprStates", "LprComplete", "LprLabels", "LprPairs", "LprStatePairs",
-           "CollectConfig", "TeacherConfig", "KlConfig", "RewardConfig"}  # fmt: skip
+           "CollectConfig", "TeacherConfig", "KlConfig", "RewardConfig", "MarkConfig", "ShapeConfig",
+           "TeachConfig"}  # fmt: skip
     allowed = {"replay_data", "models", "options", "margins"}  # nothing is named there
     missed = []
     for key, field, other in changes(config):

@@ -1,4 +1,5 @@
-"""Rows of a file as conversations, read strictly: messages, prompt and response, or the texts of Reflect-RL."""
+"""Rows of a file as conversations, read strictly: messages, ShareGPT (without its scores), prompt and response, or the
+texts of Reflect-RL."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row, RowFile, each
+from trailmark.formats.speakers import read_talk
 
 # Fields of a message or a row that change the prompt, or what is trained, in other programs. We do not read them, so
 # they are refused instead of silently dropped. (Empty fields, as some exports have them, are harmless.)
@@ -70,6 +72,9 @@ def count_rows(path: str | Path) -> int:
 def conversation_of(row: Row) -> list[dict[str, Any]]:
     if isinstance(row.value, dict) and "messages" in row.value:
         return checked_messages(row, row.value, "messages")
+    if isinstance(row.value, dict) and "conversations" in row.value and not row.value.keys() & {"prompt", "response"}:
+        talk = [{k: m[k] for k in ("role", "content")} for m in read_talk(row, scores=False)]
+        return answered(row, talk, "conversations")
     if isinstance(row.value, dict) and "next_chapter" in row.value:
         raise row.bad("is a field of a story: `trailmark data stories` makes conversations of stories.", "next_chapter")
     both = ["prompt", "response"]
@@ -89,6 +94,11 @@ def checked_messages(row: Row, value: dict[str, Any], key: str) -> list[dict[str
         m = row.fields(m, f"{key}[{k}]", ["role", "content"])
         for part in ("role", "content"):
             row.text(m[part], f"{key}[{k}].{part}")
+    return answered(row, messages, key)
+
+
+def answered(row: Row, messages: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """The messages, of which one must be the assistant's."""
     if not any(m["role"] == "assistant" for m in messages):
         raise row.bad("there is no message of the assistant: nothing would be trained.", key)
     return messages

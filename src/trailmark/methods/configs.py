@@ -39,7 +39,7 @@ class CriticConfig(Config):
 
 class SftRecipe(RunConfig):
     data: Annotated[str, NamesFile()] = Field(
-        description="JSONL file of messages, of prompt and response, or of Reflect-RL's texts"
+        description="file of messages, of ShareGPT conversations, of prompt and response, or of Reflect-RL's texts"
     )
     eval_data: Annotated[str | None, NamesFile()] = Field(None, description="JSONL file to evaluate on")
     batch: PositiveInt = Field(8, description="conversations in one step")

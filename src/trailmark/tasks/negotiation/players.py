@@ -139,6 +139,11 @@ def says(move: str, seen: Seen, draw: random.Random) -> str:
     return f"I would like this.\n{written(offer_for(scene, 0, share * best, theirs, draw), scene)}"
 
 
+def anything(prompt: str, draw: random.Random) -> str:
+    """A strategist without a plan: any of the moves that `advised` knows."""
+    return draw.choice(list(MOVES))
+
+
 def strategist(prompt: str, draw: random.Random) -> str:
     """A plan that works: ask what the other needs, propose a trade, accept what is good enough."""
     told = len(re.findall(r"<\|im_start\|>assistant\n", prompt)) or len(re.findall(r"^Strategy:", prompt, re.M)) + 1

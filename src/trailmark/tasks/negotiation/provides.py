@@ -5,6 +5,7 @@ PROVIDES = {
     "players": {  # functions that recipes may name
         "a negotiator who may take advice": "trailmark.tasks.negotiation.players:advised",
         "a negotiator who takes no advice": "trailmark.tasks.negotiation.players:deaf",
+        "a strategist without a plan": "trailmark.tasks.negotiation.players:anything",
         "a scripted strategist": "trailmark.tasks.negotiation.players:strategist",
     },
 }
