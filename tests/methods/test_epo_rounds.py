@@ -7,7 +7,8 @@ import pytest
 
 from trailmark import formats
 from trailmark.config import resolve
-from trailmark.credit import discounted, turn_weights
+from trailmark.credit.marks import turn_weights
+from trailmark.credit.returns import discounted
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import RecipeError
 from trailmark.methods import get_config, get_method

@@ -17,7 +17,8 @@ from trailmark.config import LearnerConfig
 from trailmark.credit.returns import discounted
 from trailmark.learn.learner import Learner
 from trailmark.methods.policy_gradient import advantages
-from trailmark.objectives import Clipped, WeightedLogp
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.samples import build_samples
 from trailmark.types import Episode, Player, Scored, Task, Turn
 

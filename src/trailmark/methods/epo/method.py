@@ -57,13 +57,15 @@ from trailmark.methods.epo.config import EpoRecipe
 from trailmark.methods.epo.data import Trajectories, samples_of, sources_of
 from trailmark.methods.epo.play import ADVISERS, protocol_of
 from trailmark.models.load import load_model
-from trailmark.objectives import Clipped, Objective, WeightedLogp
+from trailmark.objectives.base import Objective
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.rollout.play import Protocol, play
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.samples import Mean, scored
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled, trained_seats
-from trailmark.seats.table import Table
+from trailmark.seats.open_seats import OpenSeats
 from trailmark.tasks import keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Episode, Sample, Task
@@ -168,16 +170,16 @@ def objective_of(config: EpoRecipe) -> Objective:
     return WeightedLogp(law=config.objective == "unbiased")
 
 
-def open_table(config: Any, source: TaskSource, policy: Any) -> Table:
+def open_table(config: Any, source: TaskSource, policy: Any) -> OpenSeats:
     """All seats; the strategists are the model that is trained."""
     seats = EpoMethod.seats_of(config)
     EpoMethod.check_asked(config, source)
-    table = Table(seats, dict.fromkeys(trained_seats(seats), policy), config.seed)
+    table = OpenSeats(seats, dict.fromkeys(trained_seats(seats), policy), config.seed)
     table.bind(source)
     return table
 
 
-def plays_of(config: Any, source: TaskSource, table: Table, strategy: str | None = None) -> list[Episode]:
+def plays_of(config: Any, source: TaskSource, table: OpenSeats, strategy: str | None = None) -> list[Episode]:
     """The plays of an evaluation. `strategy` takes the place of the recipe's."""
     tasks: Sequence[Task] = draw_tasks(source, config.eval.split, config.eval.n, config.seed)
     protocol = protocol_of(strategy or config.strategy, config.prompts, source)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark import formats
-from trailmark.credit import outcome_of, side_of
+from trailmark.credit.turns import outcome_of, side_of
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats.turns import Writer, messages_of
 from trailmark.functions import load_function
@@ -42,9 +42,9 @@ from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment, write_rows
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, trained_seats
-from trailmark.seats.locate import load_tokenizer, locate
+from trailmark.seats.model_names import load_tokenizer, locate
 from trailmark.seats.open import open_script
-from trailmark.seats.table import check_servers
+from trailmark.seats.open_seats import check_servers
 from trailmark.tasks import keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Annotation, Episode, Scored

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trailmark.credit import discounted, marked_rewards, turn_weights
-from trailmark.credit.marks import largest
+from trailmark.credit.marks import largest, marked_rewards, turn_weights
+from trailmark.credit.returns import discounted
 from trailmark.errors import DataError
 from trailmark.methods.epo.config import ShapeConfig
 
