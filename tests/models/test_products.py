@@ -17,6 +17,7 @@ from trailmark.learn.learner import Learner
 from trailmark.models import products
 from trailmark.models.adapters import add_lora
 from trailmark.models.lm import LM
+from trailmark.models.load import check_bf16
 from trailmark.models.products import FastConv1D, FastLinear, linear, rounded
 from trailmark.objectives import Sft
 from trailmark.types import Sample, SamplingLaw
@@ -78,11 +79,9 @@ def test_other_inputs_of_a_product(way):
     x = numbers(96, 3, 20).permute(2, 1, 0)[::2].detach().requires_grad_()
     linear(x, w).sum().backward()
     want = torch.autograd.grad(F.linear(x.double(), w.double()).sum(), (x, w))
-    assert torch.allclose(x.grad, want[0], rtol=1e-4, atol=1e-4) and torch.allclose(w.grad, want[1], rtol=1e-4, atol=1e-4)
-    twice = []
-    for f in (linear, F.linear):
-        (first,) = torch.autograd.grad((f(x, w) ** 2).sum(), x, create_graph=True)
-        twice += torch.autograd.grad((first**2).sum(), w)
+    assert all(torch.allclose(t.grad, right, rtol=1e-4, atol=1e-4) for t, right in zip((x, w), want))
+    first = [torch.autograd.grad((f(x, w) ** 2).sum(), x, create_graph=True)[0] for f in (linear, F.linear)]
+    twice = [torch.autograd.grad((g**2).sum(), w)[0] for g in first]
     assert torch.allclose(*twice, rtol=1e-3, atol=1e-2 * float(twice[1].abs().mean()))
     for dtype in (torch.float64, torch.bfloat16):
         assert torch.equal(linear(x.to(dtype), w.to(dtype)), F.linear(x.to(dtype), w.to(dtype)))
@@ -323,3 +322,27 @@ def test_what_is_missing_is_said(monkeypatch):
         assert products.missing() == says
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert products.missing() == "this torch was built without oneDNN"
+
+
+def test_a_cpu_without_bfloat16_is_told_once(monkeypatch, capsys):
+    for found, lines in (("avx2 avx512f", 1), ("avx512_bf16", 0), ("amx_bf16", 0), ("", 0)):
+        monkeypatch.setattr(products, "flags", lambda found=found: frozenset(found.split()))
+        products.tell_bf16.cache_clear()
+        check_bf16("cpu", "model.dtype", "float32")
+        check_bf16(torch.device("cpu"), "engine.dtype", "float32")
+        assert capsys.readouterr().err.count("no instructions for bfloat16") == lines
+    products.tell_bf16.cache_clear()
+
+
+def test_an_engine_in_bfloat16(make_lm):
+    """Bitwise over neighbours and arrival; log-probs near those of float32 (0.02 on average)."""
+    lm = make_lm("llama", **WIDE)
+    held = engine_copy(lm, torch.bfloat16)
+    assert LocalEngine(held, slots=4, max_len=128).packed.bytes == 0
+    new = lambda: LocalEngine(held, slots=4, max_len=128)
+    together = run(new(), asked())
+    assert together == run(new(), asked()[::-1])[::-1]
+    exact = LocalEngine(lm, slots=4, max_len=128)
+    for request, (c, _) in zip(asked(), together):
+        scored = exact.score_rows([request.prompt + c.tokens], [len(request.prompt)])[0]
+        assert np.abs(np.subtract(scored, c.logp)).mean() <= 0.02

@@ -89,7 +89,15 @@ def vendor() -> str:
 
 def flags() -> frozenset[str]:
     """The instruction sets of the CPU, by the names of Linux; empty if the system does not say."""
-    return frozenset(_cpu().get("flags", "").split())
+    return frozenset((_cpu().get("flags") or _cpu().get("Features") or "").split())
+
+
+@functools.cache
+def tell_bf16() -> None:
+    """One line if this CPU is known to have no instructions for bfloat16."""
+    if flags() and not flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
+        print("this CPU has no instructions for bfloat16 (avx512_bf16, amx_bf16): float32 is faster here",
+              file=sys.stderr)  # fmt: skip
 
 
 @functools.cache
@@ -290,7 +298,8 @@ class Packed:
 
     def __init__(self, model: nn.Module):
         fast = [m for m in model.modules() if isinstance(m, FastLinear | FastConv1D)]
-        self.layers = [m for m in fast if m.weight.numel() >= LEAST_WEIGHTS]
+        here = [m for m in fast if m.weight.dtype is torch.float32 and m.weight.device.type == "cpu"]
+        self.layers = [m for m in here if m.weight.numel() >= LEAST_WEIGHTS]
         for m in self.layers:
             m.pack.used = True
 

@@ -13,7 +13,7 @@ from typing import Any
 from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.memory import need_starts
-from trailmark.plain_files import read_plain
+from trailmark.plain_files import read_json
 from trailmark.runs.data_files import no_pipes, note_files
 from trailmark.runs.recipe_keys import IGNORED, diff_recipes
 from trailmark.runs.stages import BEFORE
@@ -59,8 +59,8 @@ def _products() -> str:
 def _compare_products(run: Run) -> None:
     """One line if a run goes on with other products than it began with."""
     try:
-        before = json.loads(read_plain(run.path / "versions.json"))["products"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # an older run, or the file was removed
+        before = read_json(run.path / "versions.json")["products"]
+    except (OSError, ValueError, KeyError, TypeError):  # an older run, or the file was removed
         return
     if before != (now := _products()):
         print(
