@@ -49,9 +49,14 @@ def pick_device(wish: str = "auto") -> str:
 
 
 def check_bf16(device: Any, key: str, instead: str) -> None:
-    """Refuse bfloat16 on a GPU that only imitates it: its kernels fail there, or are many times slower."""
+    """Refuse bfloat16 on a GPU that only imitates it: its kernels fail there, or are many times slower. On a CPU that
+    imitates it the numbers are right, so one line says that it is slow."""
     import torch
 
+    if str(device) == "cpu":
+        from trailmark.models.products import tell_bf16
+
+        tell_bf16()
     if not str(device).startswith("cuda"):
         return
     with torch.cuda.device(device):

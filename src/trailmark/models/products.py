@@ -32,12 +32,14 @@ SWITCH = "TRAILMARK_PRODUCTS"
 VENDORS = ("AuthenticAMD", "HygonGenuine")  # where MKL is slow
 
 # Sizes are counted in multiplications: rows x in x out. Below them, or with fewer weights, a call of oneDNN costs more
-# than it saves. A new shape costs it half a millisecond more, once.
+# than it saves. A new shape costs it about a millisecond more, once.
 LEAST_WEIGHTS = 1 << 15
 LEAST_PACKED = 600_000
 LEAST_WORK = 1 << 22
 MUCH_WORK = 1 << 25  # from here on also with few weights, as adapters have them
 LONG_SIDE = 512
+BLOCK = 512  # rows
+MOST_BLOCKS = 8
 PACKED_ROWS = 256  # with more rows, reordering the weights costs nothing to speak of
 SAMPLED = 64  # values of each packed weight that are compared
 
@@ -87,7 +89,15 @@ def vendor() -> str:
 
 def flags() -> frozenset[str]:
     """The instruction sets of the CPU, by the names of Linux; empty if the system does not say."""
-    return frozenset(_cpu().get("flags", "").split())
+    return frozenset((_cpu().get("flags") or _cpu().get("Features") or "").split())
+
+
+@functools.cache
+def tell_bf16() -> None:
+    """One line if this CPU is known to have no instructions for bfloat16."""
+    if flags() and not flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
+        print("this CPU has no instructions for bfloat16 (avx512_bf16, amx_bf16): float32 is faster here",
+              file=sys.stderr)  # fmt: skip
 
 
 @functools.cache
@@ -104,12 +114,54 @@ def _cpu() -> dict[str, str]:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.t() + bias by oneDNN. A view that is transposed costs nothing more."""
+    """x @ weight.t() + bias, [N, in] and [out, in] -> [N, out]. Views that are transposed cost nothing more."""
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
 
 
 def _pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight.default(weight)
+
+
+def rounded(rows: int) -> int:
+    """The number of rows that are computed for so many: few sizes, with at most a quarter too many rows. oneDNN keeps
+    code and memory for every shape that it ever met, about half a megabyte."""
+    return -(-rows // (step := 1 << max(0, min((rows - 1).bit_length() - 3, 7)))) * step
+
+
+def _padded(x: Tensor) -> Tensor:
+    pad = rounded(len(x)) - len(x)
+    return F.pad(x, (0, 0, 0, pad)) if pad else x
+
+
+def by_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.t() + bias in a few sizes."""
+    out = _product(_padded(x), weight, bias)
+    return out if len(out) == len(x) else out.resize_(len(x), out.shape[1])  # no view, and no copy
+
+
+def in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same with many rows in blocks. Not for sampling: all rows of an engine go through one call, so that they
+    cannot differ."""
+    blocks = [by_rows(part, weight, bias) for part in _blocks(x)]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def over_rows(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a weight, grad.t() @ x."""
+    parts = (_product(_padded(g).t(), _padded(part).t()) for g, part in zip(_blocks(grad), _blocks(x)))
+    total = next(parts)
+    for part in parts:
+        total += part
+    return total
+
+
+def _blocks(x: Tensor) -> list[Tensor]:
+    """Parts of `x` whose numbers of rows are multiples of `BLOCK`, and the rest."""
+    sizes, rest = [], len(x)
+    while rest >= BLOCK:
+        sizes.append(min(rest // BLOCK, MOST_BLOCKS) * BLOCK)
+        rest -= sizes[-1]
+    return list(x.split([*sizes, rest] if rest else sizes))
 
 
 def _worth(rows: int, weights: int) -> bool:
@@ -134,7 +186,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
         of_x, of_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
-        return _product(x, weight, bias)
+        return in_blocks(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -143,21 +195,23 @@ class _Linear(torch.autograd.Function):
             by_x, by_weight = (lambda: grad @ weight), (lambda: grad.t() @ x)
         else:
             grad = grad.contiguous()
-            by_x, by_weight = (lambda: _product(grad, weight.t())), (lambda: _product(grad.t(), x.t()))
+            by_x, by_weight = (lambda: in_blocks(grad, weight.t())), (lambda: over_rows(grad, x))
         return by_x() if of_x else None, by_weight() if of_weight else None, grad.sum(0) if of_bias else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, pack: Pack | None = None) -> Tensor:
     """x @ weight.t() + bias, [..., in] and [out, in] -> [..., out]. In inference mode a `pack` holds the weight."""
-    weights, rows = weight.numel(), x.numel() // max(x.shape[-1], 1)
-    if pack is not None and pack.used and torch.is_inference_mode_enabled():
-        if rows * weights >= LEAST_PACKED and rows <= PACKED_ROWS and _fits(x, weight):
-            return _product(x, pack.of(weight), bias)
-    if not _worth(rows, weights) or not _fits(x, weight) or not onednn():
+    weights, rows, samples = weight.numel(), x.numel() // max(x.shape[-1], 1), torch.is_inference_mode_enabled()
+    few = samples and pack is not None and pack.used and rows <= PACKED_ROWS and rows * weights >= LEAST_PACKED
+    if not (few or _worth(rows, weights)) or not _fits(x, weight) or not onednn():
         return F.linear(x, weight, bias)
     flat = x.reshape(-1, x.shape[-1])
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    out = _Linear.apply(flat, weight, bias) if learns else _product(flat, weight, bias)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        out = _Linear.apply(flat, weight, bias)
+    elif samples:
+        out = by_rows(flat, pack.of(weight) if few and pack is not None else weight, bias)
+    else:
+        out = in_blocks(flat, weight, bias)
     return out.view(*x.shape[:-1], len(weight))
 
 
@@ -236,7 +290,7 @@ def adopt(model: nn.Module) -> None:
         assert isinstance(weight, Tensor)
         large = weight.numel() >= LEAST_WEIGHTS or max(weight.shape) >= LONG_SIDE
         if large and weight.device.type == "cpu" and weight.dtype is torch.float32:
-            module.__class__, module.pack = fast, Pack()  # pyrefly: ignore[bad-assignment]
+            module.__class__, module.pack = fast, Pack()  # pyrefly: ignore
 
 
 class Packed:
@@ -244,7 +298,8 @@ class Packed:
 
     def __init__(self, model: nn.Module):
         fast = [m for m in model.modules() if isinstance(m, FastLinear | FastConv1D)]
-        self.layers = [m for m in fast if m.weight.numel() >= LEAST_WEIGHTS]
+        here = [m for m in fast if m.weight.dtype is torch.float32 and m.weight.device.type == "cpu"]
+        self.layers = [m for m in here if m.weight.numel() >= LEAST_WEIGHTS]
         for m in self.layers:
             m.pack.used = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.memory import need_starts
+from trailmark.plain_files import read_json
 from trailmark.runs.atomic_files import atomic_write
 from trailmark.runs.data_files import no_pipes, note_files
 from trailmark.runs.recipe_keys import IGNORED, diff_recipes
@@ -30,8 +32,11 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
     with continue_run(config, text, method) if resume else Run.create(config.out, text) as run:
         try:
             if not resume:
-                atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
+                made_with = {**versions(), "products": _products()}
+                atomic_write(run.path / "versions.json", (json.dumps(made_with, indent=1) + "\n").encode())
                 note_files(run, config, method.staged)
+            else:
+                _compare_products(run)
             return method.train(config, run, resume)
         except TrailmarkError as problem:  # one before the first step leaves no run behind
             run.discard_if_empty(answered=problem.code == 1)
@@ -43,6 +48,27 @@ def versions() -> dict[str, str]:
     names = ("trailmark", "torch", "transformers", "tokenizers", "peft", "numpy", "safetensors")
     found = {n: v for n in names if (v := _version(n))}
     return {**found, "python": platform.python_version()}
+
+
+def _products() -> str:
+    """What computes products in float32 on this CPU: numbers of another way differ in the last digits."""
+    from trailmark.models.products import path
+
+    return path()
+
+
+def _compare_products(run: Run) -> None:
+    """One line if a run goes on with other products than it began with."""
+    try:
+        before = read_json(run.path / "versions.json")["products"]
+    except (OSError, ValueError, KeyError, TypeError):  # an older run, or the file was removed
+        return
+    if before != (now := _products()):
+        print(
+            f"{run.path}: float32 products on the CPU were computed by '{str(before)[:60]}' and are now by '{now}': "
+            "numbers differ in the last digits from a run that was not moved",
+            file=sys.stderr,
+        )
 
 
 @cache
