@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from trailmark.errors import LearnError
 from trailmark.models import compiled
 from trailmark.models.attention import Layout
-from trailmark.models.layout import RICHNESS, Packed, Shape, micro_batches
+from trailmark.models.layout import RICHNESS, Packed, Shape, micro_batches, near_for
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout, View
 from trailmark.models.sampling import NEVER, chosen, entropy, law_logits, most_likely, untruncated, working
@@ -53,7 +53,8 @@ def pack(
             "with a longer context"
         )
     multiple = max(lm.pad_multiple for lm in models.values())
-    return micro_batches(samples, budget, choose_shape(shape, poorest), multiple)
+    wide = max(lm.width for lm in models.values())
+    return micro_batches(samples, budget, choose_shape(shape, poorest), multiple, near_for(wide))
 
 
 def fill(
