@@ -65,14 +65,23 @@ def fill(
     amp: bool = False,
 ) -> list[Sample]:
     """The samples with one more stream per readout, computed without gradient in these layouts."""
+    read: list[dict[str, np.ndarray]] = []
+    for packed in packs:
+        with torch.no_grad():
+            seen = view(models, packed, readouts, amp=amp)
+        read.append({r.name: seen.read[r.name].cpu().numpy() for r in readouts})
+    return put_back(samples, packs, read)
+
+
+def put_back(
+    samples: Sequence[Sample], packs: Sequence[Packed], read: Sequence[Mapping[str, np.ndarray]]
+) -> list[Sample]:
+    """The samples with what was read in each of these layouts as further streams."""
     places: dict[int, list[int]] = {}
     for i, s in enumerate(samples):
         places.setdefault(id(s), []).append(i)
     out: list[Sample | None] = [None] * len(samples)
-    for packed in packs:
-        with torch.no_grad():
-            seen = view(models, packed, readouts, amp=amp)
-        values = {r.name: seen.read[r.name].cpu().numpy() for r in readouts}
+    for packed, values in zip(packs, read, strict=True):
         for row, s in enumerate(packed.samples):
             mine = packed.row == row
             streams = {**s.streams, **{n: v[mine] for n, v in values.items()}}
