@@ -12,8 +12,8 @@ UNNEEDED = (
     "transformers.models.auto.image_processing_auto", "transformers.models.auto.feature_extraction_auto",
     "transformers.pipelines", "transformers.trainer",
     "trailmark.report", "trailmark.serve.app", "trailmark.serve.service", "trailmark.evaluate.run", "trailmark.verify",
-    "trailmark.models.shards", "trailmark.models.deepspeed", "trailmark.tasks.alfworld", "trailmark.methods.lpr.method",
-    "trailmark.methods.reflect.method",
+    "trailmark.models.shards", "trailmark.models.deepspeed", "trailmark.tasks.alfworld.engine",
+    "trailmark.tasks.alfworld.source", "trailmark.methods.lpr.method", "trailmark.methods.reflect.method",
 )  # fmt: skip
 
 TRAIN = """
