@@ -1,13 +1,17 @@
 """At step one the ratio is exactly 1 and the KL exactly 0; and the sampler's log-probs are the learner's."""
 
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 
-from trailmark.config import LearnerConfig
+from trailmark.config import LearnerConfig, load_recipe, resolve
 from trailmark.engines.local import LocalEngine
 from trailmark.learn.learner import Learner
+from trailmark.methods import get_config
+from trailmark.methods.online_configs import get_objective
+from trailmark.methods.policy_gradient import reads_old
 from trailmark.models.readout import Readout
 from trailmark.objectives.clipped import Clipped
 from trailmark.rollout.play import Desk, Seat, play_starts, start_all
@@ -112,3 +116,40 @@ def test_sampler_equals_learner(make_lm, family, dtype, tol):
         assert s.tokens[s.streams["weight"] != 0].tolist() == written  # what it wrote, all of it, and nothing else
         forced = [t for turn in e.turns for t in turn.forced]
         assert len(written) + len(forced) < len(s.tokens)
+
+
+@pytest.mark.parametrize("layout", ["rows", "tree"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_old_is_what_the_step_itself_reads(make_lm, family, layout):
+    """One pass instead of two: gradient, terms and log-probs are those with `old` scored before, bit for bit; what the
+    samples came with is not used."""
+    lm = make_lm(family)
+    episodes = collect(lm)
+    values = {e.id: [float(k % 3) - 1.0] * len(e.turns) for k, e in enumerate(episodes)}
+    drawn = build_samples(episodes, "policy", {"advantage": values})
+    learner = Learner({"policy": lm}, LearnerConfig(layout=layout, micro_tokens=300))
+    gradients = lambda: {n: p.grad.clone() for n, p in lm.parameters() if p.grad is not None}
+    scored = learner.fill(drawn, old=Readout(""))
+    terms = learner.gradient(scored, Clipped())
+    want = gradients()
+    lost = [dataclasses.replace(s, streams={**s.streams, "old": s.streams["old"] * np.nan}) for s in drawn]
+    assert learner.gradient(lost, Clipped(), reads_old=True) == terms
+    got = gradients()
+    assert len(want) == len(got) > 10 and all(torch.equal(want[n], got[n]) for n in want)
+    for a, b in zip(scored, learner.scored, strict=True):
+        assert a.tokens is b.tokens and a.streams["old"].dtype == b.streams["old"].dtype
+        assert np.array_equal(a.streams["old"], b.streams["old"])
+
+
+@pytest.mark.parametrize(
+    ("words", "reads"),
+    [
+        ([], True), (["variant=cispo"], True), (["variant=gspo"], True), (["old_logp=sampler"], False),
+        (["passes=2"], False), (["minibatches=2"], False), (["overlap=true"], False), (["kl_reward=0.1"], False),
+        (["model.lora={dropout: 0.1}"], False), (["objective={kind: weighted_logp}", "variant=null"], True),
+    ],
+)  # fmt: skip
+def test_which_recipes_read_old_in_their_step(tmp_path, words, reads):
+    given = [f"data={tmp_path}/rows.jsonl", f"reward={tmp_path}/reward.py:score", f"out={tmp_path}/run"]
+    config = resolve(load_recipe("recipes/prompts-grpo.yaml", [*given, *words]), get_config("policy_gradient"))
+    assert reads_old(config, get_objective(config.objective)) is reads

@@ -1,5 +1,6 @@
 """Layouts are the same as those of a second implementation, which goes over rows and pieces one by one."""
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -166,3 +167,37 @@ def test_lines_are_not_searched_again_for_cuts_that_are_the_same(monkeypatch):
     samples = [Sample(draw.permutation(250)[:n]) for n in draw.integers(5, 60, 32)]
     micro_batches(samples, 8192)
     assert len(calls) <= 3, "once to choose the cuts, once more if two rows begin alike, once to place the pieces"
+
+
+@pytest.mark.parametrize("number", [96, 128, 512])
+def test_a_full_micro_batch_is_put_into_lines(number):
+    """A part that fills its budget to the last place leaves no room for padding, so it was one line of 8,000 places,
+    and attention computed its square."""
+    draw = np.random.default_rng(3)
+    samples = [Sample(draw.integers(0, 250, n)) for n in draw.integers(30, 150, number)]
+    parts = micro_batches(samples, 8192)
+    assert sum(len(p.samples) for p in parts) == number and len(parts) > 1
+    for part in parts:
+        assert part.computed <= 8192 and part.ids.shape[1] <= 4 * 150
+    apart = [dataclasses.replace(s, unit=f"u{k // 3}") for k, s in enumerate(samples)]
+    where = [{s.unit for s in p.samples} for p in micro_batches(apart, 8192)]
+    assert sum(map(len, where)) == len(set().union(*where)), "units stay together"
+    on_gpu = micro_batches(samples, 8192, multiple=128)
+    assert {len(part.ids) for part in on_gpu} == {1}, "a GPU skips what is masked"
+
+
+def test_wider_models_have_wider_lines():
+    draw = np.random.default_rng(3)
+    samples = [Sample(draw.integers(0, 250, n)) for n in draw.integers(30, 150, 32)]
+    few, many = (lay_out(samples, budget=8192, near=layout.near_for(width)) for width in (128, 576))
+    assert layout.near_for(64) == layout.near_for(128) == NEAR and layout.near_for(576) == 1728
+    assert many.ids.shape[1] > few.ids.shape[1] and many.computed < few.computed
+
+
+def test_one_long_prefix_stays_one_line():
+    """Sixteen long answers to one long prompt fill a part: two halves would compute the prompt twice."""
+    draw = np.random.default_rng(3)
+    prompt = draw.integers(0, 250, 4000)
+    samples = [Sample(np.concatenate([prompt, draw.integers(0, 250, 250)])) for _ in range(16)]
+    (part,) = micro_batches(samples, 8192)
+    assert len(part.ids) == 1 and 8000 - 16 <= part.computed <= 8000

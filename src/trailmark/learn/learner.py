@@ -18,7 +18,7 @@ from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
 from trailmark.learn.budget import LEAST, places
 from trailmark.learn.optim import Optimiser
-from trailmark.models.forward import fill, pack, view
+from trailmark.models.forward import fill, pack, put_back, view
 from trailmark.models.layout import Packed
 from trailmark.models.lm import LM
 from trailmark.models.load import check_bf16
@@ -41,6 +41,7 @@ class Update:
     minibatches: int = 1
     name: str = ""
     seed: tuple[int, ...] = ()  # of the order in which each pass is cut into minibatches; empty: as they are
+    reads_old: bool = False  # one step only: "old" is the log-prob that this step reads; `Learner.scored` has it then
 
 
 class Learner:
@@ -57,6 +58,7 @@ class Learner:
         self.models, self.config = models, config
         if config.amp == "bf16":
             check_bf16(next(iter(models.values())).device, "learner.amp", "none")
+        self.scored: list[Sample] = []  # the samples of the last update that `reads_old`
         self.keeps: tuple[str, ...] = ()  # models that are not trained but stored in checkpoints
         self.learned: dict[
             str, dict[str, float]
@@ -127,10 +129,11 @@ class Learner:
         objective: Objective,
         train: Sequence[str] | None = None,
         learned: Mapping[str, float] | None = None,
+        reads_old: bool = False,
     ) -> dict[str, float]:
         """Compute the gradient of the objective over the whole batch, for the models named in `train` (default: all
         models that are read). Returns the mean of every term. `learned` are the objective's own numbers (default: its
-        initial ones)."""
+        initial ones). `reads_old`: "old" is the log-prob that is read here, so it need not be scored before."""
         train = list(self.models) if train is None else train
         learned = objective.begin() if learned is None else learned
         samples = objective.prepare(samples, self.fill)
@@ -141,7 +144,7 @@ class Learner:
                 mass[name] = mass.get(name, 0.0) + m
         try:
             with self._here():
-                return self._fit(lambda: self._accumulate(samples, objective, mass, train, learned))
+                return self._fit(lambda: self._accumulate(samples, objective, mass, train, learned, reads_old))
         except LearnError:
             self._clear()
             raise
@@ -155,14 +158,20 @@ class Learner:
         mass: Mapping[str, float],
         train: Sequence[str],
         learned: Mapping[str, float],
+        reads_old: bool,
     ) -> dict[str, float]:
         spent = {name: sum(float(s.streams[name].sum()) for s in samples if name in s.streams) for name in mass}
         named: list[tuple[str, float]] = []
         notes: dict[str, list[torch.Tensor]] = {}
         parts: list[torch.Tensor] = []  # read once, after the last backward pass, so that a GPU does not wait
+        old: list[torch.Tensor] = []
         self._mode(True)
-        for packed in self.pack(samples):
+        packs = self.pack(samples)
+        for packed in packs:
             seen = view(self.models, packed, objective.readouts(), train, self.config.amp == "bf16", learned)
+            if reads_old:
+                seen.streams["old"] = seen.read["logp"].detach()
+                old.append(seen.streams["old"])
             losses = []
             for term in objective.terms(seen):
                 if isinstance(term, Note):
@@ -184,6 +193,8 @@ class Learner:
             loss = sum(losses)
             if isinstance(loss, torch.Tensor) and loss.requires_grad:
                 loss.backward()
+        if reads_old:
+            self.scored = put_back(samples, packs, [{"old": o.cpu().numpy()} for o in old])
         totals: dict[str, float] = {"loss": 0.0}
         for (name, coef), value in zip(named, torch.stack(parts).tolist()):
             totals[name] = totals.get(name, 0.0) + value
@@ -216,7 +227,7 @@ class Learner:
         learned = update.objective.begin() | self.learned.get(key, {})
         for k in range(update.passes):
             for part in split(update.samples, update.minibatches, (*update.seed, k) if update.seed else ()):
-                report = self.gradient(part, update.objective, names, learned)
+                report = self.gradient(part, update.objective, names, learned, update.reads_old)
                 for n in names:
                     step, whose = self.optimisers[n].step(), "" if isinstance(update.model, str) else f"{n}/"
                     report |= {whose + name: value for name, value in step.items()}

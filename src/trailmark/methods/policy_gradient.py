@@ -55,12 +55,15 @@ class PolicyGradientMethod(OnlineMethod):
                 self.objective = self.objective.model_copy(update={"ref": self.ref})
         total = self.config.steps * config.passes * config.minibatches
         self.learner = Learner(models, config.learner, total=total)
+        self.reads_old = reads_old(config, self.objective)
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
         if good := self.collect(step):
-            samples = self.credit(step, good)
-            yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches, seed=(c.seed, step))
+            samples, seed = self.credit(step, good), (c.seed, step)
+            yield Update(samples, self.objective, "policy", c.passes, c.minibatches, "", seed, self.reads_old)
+            if self.reads_old:
+                self._metrics |= sampler_gap(samples, self.learner.scored)
 
     # -- collect ------------------------------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class PolicyGradientMethod(OnlineMethod):
         c = self.config
         by_seat = {seat: self.samples_of(seat, good) for seat in self.trained}
         samples = drawn = [s for some in by_seat.values() for s in some]
-        fills = {"old": Readout("")} if c.old_logp == "learner" else {}
+        fills = {"old": Readout("")} if c.old_logp == "learner" and not self.reads_old else {}
         if self.ref and (c.kl_reward or getattr(self.objective, "kl", "") != "exact"):
             fills["ref"] = Readout("", model=self.ref)
         if fills:
@@ -120,7 +123,7 @@ class PolicyGradientMethod(OnlineMethod):
         if c.old_logp == "learner" and c.overlap:
             samples, found = truncated(drawn, samples, MOST_RATIO)
             self._metrics |= found
-        elif c.old_logp == "learner":
+        elif "old" in fills:
             self._metrics |= sampler_gap(drawn, samples)
         return samples
 
@@ -172,6 +175,13 @@ class PolicyGradientMethod(OnlineMethod):
         if (step := state.get("ahead")) is not None:
             path = self.run.path / "ahead" / f"{step:06d}.jsonl"
             self.next.ready(step, (read_segment(path), read_beside(path)))
+
+
+def reads_old(config: PolicyGradientRecipe, objective: Objective) -> bool:
+    """Whether the log-probs before the update need no pass of their own: the only step of a batch reads them anyway."""
+    once = config.old_logp == "learner" and config.passes == config.minibatches == 1
+    needed_before = config.overlap or config.kl_reward or (config.model.lora and config.model.lora.dropout)
+    return once and not needed_before and Readout("logp") in objective.readouts()
 
 
 def reads_reference(config: PolicyGradientRecipe) -> bool:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from trailmark.errors import LearnError
 from trailmark.models import compiled
 from trailmark.models.attention import Layout
-from trailmark.models.layout import RICHNESS, Packed, Shape, micro_batches
+from trailmark.models.layout import RICHNESS, Packed, Shape, micro_batches, near_for
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout, View
 from trailmark.models.sampling import NEVER, chosen, entropy, law_logits, most_likely, untruncated, working
@@ -53,7 +53,8 @@ def pack(
             "with a longer context"
         )
     multiple = max(lm.pad_multiple for lm in models.values())
-    return micro_batches(samples, budget, choose_shape(shape, poorest), multiple)
+    wide = max(lm.width for lm in models.values())
+    return micro_batches(samples, budget, choose_shape(shape, poorest), multiple, near_for(wide))
 
 
 def fill(
@@ -64,14 +65,23 @@ def fill(
     amp: bool = False,
 ) -> list[Sample]:
     """The samples with one more stream per readout, computed without gradient in these layouts."""
+    read: list[dict[str, np.ndarray]] = []
+    for packed in packs:
+        with torch.no_grad():
+            seen = view(models, packed, readouts, amp=amp)
+        read.append({r.name: seen.read[r.name].cpu().numpy() for r in readouts})
+    return put_back(samples, packs, read)
+
+
+def put_back(
+    samples: Sequence[Sample], packs: Sequence[Packed], read: Sequence[Mapping[str, np.ndarray]]
+) -> list[Sample]:
+    """The samples with what was read in each of these layouts as further streams."""
     places: dict[int, list[int]] = {}
     for i, s in enumerate(samples):
         places.setdefault(id(s), []).append(i)
     out: list[Sample | None] = [None] * len(samples)
-    for packed in packs:
-        with torch.no_grad():
-            seen = view(models, packed, readouts, amp=amp)
-        values = {r.name: seen.read[r.name].cpu().numpy() for r in readouts}
+    for packed, values in zip(packs, read, strict=True):
         for row, s in enumerate(packed.samples):
             mine = packed.row == row
             streams = {**s.streams, **{n: v[mine] for n, v in values.items()}}

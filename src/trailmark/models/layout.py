@@ -19,6 +19,13 @@ Shape = Literal["auto", "tree", "flat", "rows", "left", "fixed"]
 RICHNESS = {"rows": 0, "left": 1, "flat": 1, "tree": 2}  # order of the layouts that a model may compute exactly
 FIXED_ROWS, FIXED_BUCKET = 4, 32  # shape "fixed": rows of a pass, and the multiple that widths are rounded up to
 NEAR = 256  # on a CPU, attention to this many places costs a small model about as much as the rest of its layers
+NARROW = 128  # width of the models that `NEAR` is for
+
+
+def near_for(width: int) -> int:
+    """`NEAR` of a model with hidden states of this width. The rest of a layer grows with the square of the width, and
+    attention with the width only."""
+    return NEAR if width <= NARROW else max(NEAR, 3 * width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +94,13 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return first if n and differ[first] else n
 
 
-def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1, budget: int | None = None) -> Packed:
+def lay_out(
+    samples: Sequence[Sample],
+    shape: Shape = "tree",
+    multiple: int = 1,
+    budget: int | None = None,
+    near: int = NEAR,
+) -> Packed:
     """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention needs 128). With a `budget`
     of places, samples that share nothing may be put in separate lines if that is cheaper; without, all are in one line.
     "fixed" are padded rows of constant height: `micro_batches` gives it only samples of one width."""
@@ -108,10 +121,10 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1,
         order, shared = (list(range(len(rows))), np.zeros(len(rows), np.int64)) if shape == "flat" else _in_order(rows)
         ordered = [rows[r] for r in order]
         lengths = np.array([len(row) for row in ordered])
-        cut = shared < 1 if shape == "flat" else _cuts(lengths, shared, multiple, budget)
+        cut = shared < 1 if shape == "flat" else _cuts(lengths, shared, multiple, budget, near)
         sizes = _sizes(lengths, shared, cut)
         tokens, ends, position, nodes = _grown(ordered, np.where(cut, 0, shared))
-        line, offset, width, _ = _lines(sizes, multiple, budget and max(budget, len(tokens)))
+        line, offset, width, _ = _lines(sizes, multiple, budget and max(budget, len(tokens)), near)
         root = np.repeat(np.arange(len(sizes)), sizes)
         place = offset[root] + np.arange(len(tokens))  # within its line
         width = _up(width, multiple)
@@ -140,7 +153,9 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1,
     )
 
 
-def micro_batches(samples: Sequence[Sample], budget: int, shape: Shape = "tree", multiple: int = 1) -> list[Packed]:
+def micro_batches(
+    samples: Sequence[Sample], budget: int, shape: Shape = "tree", multiple: int = 1, near: int = NEAR
+) -> list[Packed]:
     """Split a batch so that each part computes at most `budget` places (a single unit may exceed it).
 
     Samples of one unit stay together. Neighbours share prefixes (tree) or lengths (rows). "fixed" has no budget: its
@@ -182,7 +197,23 @@ def micro_batches(samples: Sequence[Sample], budget: int, shape: Shape = "tree",
         else:
             parts.append(list(unit))
             cost, widest = sum(lengths), max(lengths)
-    return [lay_out(part, shape, multiple, budget) for part in parts]
+    return [packed for part in parts for packed in _in_lines(part, shape, multiple, budget, near)]
+
+
+def _in_lines(part: Sequence[Sample], shape: Shape, multiple: int, budget: int, near: int) -> list[Packed]:
+    """A part of a batch; or its two halves, if it is so full that padded lines of a good width do not fit into the
+    budget, and the long ones that do cost more than twice as much."""
+    packed = lay_out(part, shape, multiple, budget, near)
+    full = 4 * packed.computed > 3 * budget and packed.ids.shape[1] > near
+    if multiple > 1 or shape in ("rows", "left") or not full:
+        return [packed]
+    borders = [k for k in range(1, len(part)) if not part[k].unit or part[k].unit != part[k - 1].unit]
+    if not borders:
+        return [packed]
+    half = min(borders, key=lambda k: abs(2 * k - len(part)))
+    halves = [lay_out(some, shape, multiple, budget, near) for some in (part[:half], part[half:])]
+    cost = lambda p: p.computed * (1 + p.ids.shape[1] / near)
+    return halves if 2 * sum(map(cost, halves)) < cost(packed) else [packed]
 
 
 def saving(samples: Sequence[Sample]) -> float:
@@ -191,7 +222,9 @@ def saving(samples: Sequence[Sample]) -> float:
     return 1.0 - len(trie([s.tokens for s in samples])[0]) / total if total else 0.0
 
 
-def _cuts(lengths: np.ndarray, shared: np.ndarray, multiple: int, budget: int | None) -> np.ndarray:
+def _cuts(
+    lengths: np.ndarray, shared: np.ndarray, multiple: int, budget: int | None, near: int
+) -> np.ndarray:
     """Which of the ordered rows begin a new trie. If lines are short, a short prefix that all rows share (a BOS, a
     header) is cheaper to compute again than to join all rows in one long line. So the smallest shared prefix that still
     joins neighbours is chosen by its cost."""
@@ -203,7 +236,7 @@ def _cuts(lengths: np.ndarray, shared: np.ndarray, multiple: int, budget: int | 
         if (pieces := int(cut.sum())) == before:
             continue  # the same cuts as before
         before = pieces
-        cost = _lines(_sizes(lengths, shared, cut), multiple, budget, least)[3]
+        cost = _lines(_sizes(lengths, shared, cut), multiple, budget, near, least)[3]
         if cost < least:
             found, least = cut, cost
     return found
@@ -215,31 +248,31 @@ def _sizes(lengths: np.ndarray, shared: np.ndarray, cut: np.ndarray) -> np.ndarr
 
 
 def _lines(
-    sizes: np.ndarray, multiple: int, budget: int | None, below: float = np.inf
+    sizes: np.ndarray, multiple: int, budget: int | None, near: int, below: float = np.inf
 ) -> tuple[np.ndarray, np.ndarray, int, float]:
     """Where each piece goes (pieces share nothing): its line, the offset of its places (places count on from piece to
     piece), the width of the lines, and the cost. Nobody asks for lines that cost `below` or more.
 
     A GPU skips masked blocks, so one long line is best there (`multiple` > 1). A CPU computes the whole square of a
-    line. So the pieces are put into several lines, largest first, with the width for which places * (1 + width / NEAR)
+    line. So the pieces are put into several lines, largest first, with the width for which places * (1 + width / near)
     is least.
     """
     total, largest = int(sizes.sum()), int(sizes.max())
     zeros = np.zeros(len(sizes), np.int64)
-    cost = total * (1 + total / NEAR) if budget is None or total <= budget else np.inf
+    cost = total * (1 + total / near) if budget is None or total <= budget else np.inf
     found = zeros, zeros, total, cost
     if budget is None or multiple > 1:
         return found
     falling = np.argsort(-sizes, kind="stable")
     equal = [(size, sum(1 for _ in group)) for size, group in groupby(sizes[falling].tolist())]
     for width in sorted({min(total, int(largest * k)) for k in (1, 1.25, 1.5, 2, 3, 4)}):
-        if max(total, largest * -(-total // width)) * (1 + largest / NEAR) >= min(cost, below):
+        if max(total, largest * -(-total // width)) * (1 + largest / near) >= min(cost, below):
             continue  # however well the pieces fit
         rooms, starts, free = _first_fit(equal, width)
         used = width - min(free)
         area = used * len(free)
-        if area <= budget and area * (1 + used / NEAR) < cost:
-            cost = area * (1 + used / NEAR)
+        if area <= budget and area * (1 + used / near) < cost:
+            cost = area * (1 + used / near)
             line, offset = zeros.copy(), np.cumsum(sizes) - sizes
             line[falling], offset[falling] = rooms, starts - offset[falling]
             found = line, offset, used, cost
