@@ -46,7 +46,7 @@ def test_nltk_gives_the_same_stems():
     theirs = nltk.PorterStemmer(mode="MARTIN_EXTENSIONS")
     pages = [*(Path(__file__).parents[3] / "docs").rglob("*.md")]
     found = {w for page in pages for w in re.findall("[a-z]+", page.read_text().lower())}
-    assert len(found) > 3000 and [w for w in found if stem(w) != theirs.stem(w)] == []
+    assert len(found) > 1000 and [w for w in found if stem(w) != theirs.stem(w)] == []
 
 
 def test_words():
