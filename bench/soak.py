@@ -81,6 +81,7 @@ LOADS: dict[str, tuple[str, dict[str, Any], int, bool]] = {
     "log-probs of a prompt, 128 times": (TEXT, REPEATED, 8, True),
     "large answers that 60 connections do not read": (TEXT, REPEATED, 60, False),
     "20 requests of 4,096 long texts": (TEXT, {"prompt": ["ab " * 300] * 4096, "max_tokens": 1}, 20, True),
+    "20 streams of 4,096 texts": (TEXT, {"prompt": ["ab "] * 4096, "max_tokens": 2, "stream": True}, 20, True),
     "20 requests of 2,600 texts that are too long": (
         TEXT, {"prompt": ["ab " * 1000] * 2600, "max_tokens": 1}, 20, True),
     "20 requests to score 4,096 texts": (SCORE, {"prompt": "a" * 500, "completion": ["b" * 500] * 4096}, 20, True),

@@ -10,7 +10,7 @@ import pytest
 
 from trailmark.commands.serve import serving
 from trailmark.engines.local import LocalEngine
-from trailmark.serve import connections, service
+from trailmark.serve import connections, received
 from trailmark.serve.connections import RepeatFilter
 
 
@@ -42,7 +42,7 @@ BODY = POST + b"Content-Length: 99\r\n\r\n{"
 
 def test_half_sent_requests_are_closed(engine, monkeypatch):
     monkeypatch.setattr(connections, "HEADER_S", 0.3)
-    monkeypatch.setattr(service, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(received, "PATIENCE_S", 0.3)
     with serving(engine, "m") as url, contextlib.ExitStack() as held:
         sent = (b"", HALF, BODY, GET + HALF, GET[:-2] + b"Content-Length: 99\r\n\r\n{")
         silent, half, body, second, unread = [heard(c) for c in [held.enter_context(connect(url, d)) for d in sent]]

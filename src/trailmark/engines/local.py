@@ -40,6 +40,7 @@ class LocalEngine(Engine):
         """`prefill_rows`: how many prompts are computed at once. None: 4, or on a GPU as many as fill it."""
         self.lm, self.tokenizer, self.name, self.version = lm, lm.tokenizer, lm.name, 0
         self.slots, self.fixed = slots, fixed
+        self.vocab = lm.vocab  # asked once: it is slow
         self.max_len = min(max_len or DEFAULT_LEN, lm.context)
         on_gpu = lm.device.type == "cuda"
         bucket = FLEX_BLOCK if on_gpu else BUCKET
@@ -83,7 +84,7 @@ class LocalEngine(Engine):
                 f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or "
                 f"{more}"
             )
-        vocab = self.lm.vocab
+        vocab = self.vocab
         if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
             raise EngineError(
                 f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {vocab - 1}: "

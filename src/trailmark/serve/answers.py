@@ -27,7 +27,7 @@ from trailmark.types import Tokens
 
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 PART = 1 << 16  # bytes of an answer that are sent at once
-SLICE = 64  # entries of a list that are written in one call
+SLICE = 16  # entries of a list that are written in one call
 
 
 def json_parts(content: Any, depth: int = 5) -> Iterator[str]:

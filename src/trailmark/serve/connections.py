@@ -1,7 +1,7 @@
 """Connections: how many there may be, how long each may wait, and how much is logged about them.
 
 A connection is *waiting* while it has not sent a whole request: new, half-sent, or kept alive. It has `HEADER_S`
-seconds for the headers and may be idle for `IDLE_S` after an answer (`service` limits the time for a body). If the
+seconds for the headers and may be idle for `IDLE_S` after an answer (`received` limits the time for a body). If the
 limit is reached, the connection that has waited longest is closed for a new one, so that a real request (for example to
 /health) gets in. Only if all connections are working, a new one gets a 503. A client that reads fewer than `SLOWEST`
 bytes of its answer in `STALL_S` is cut off.

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from itertools import islice
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from trailmark.engines.base import EngineError
@@ -36,17 +36,15 @@ from trailmark.serve.body import (
     listed,
     read,
 )
-from trailmark.serve.capacity import ANSWER, SMALL, Capacity, Queue, answer_size, client_of, holding_answer
+from trailmark.serve.capacity import ANSWER, Capacity, Queue, answer_size, client_of, holding_answer
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat, plain_format
+from trailmark.serve.received import received
 from trailmark.serve.score import score_rows
 from trailmark.serve.search import allow_search, answer_of, search_all, sequences, value_rows
 from trailmark.serve.threads import Lane, WorkerThreads
 from trailmark.types import Tokens
 
-MOST_BYTES = 8 << 20  # largest body; a larger one is read and dropped, so that the client gets the error, up to
-PATIENCE_BYTES = 64 << 20
-PATIENCE_S = 30  # seconds for a body to arrive
 IN_HAND = 256 << 20  # most bytes of bodies in work, over all requests
 ALTERNATIVES = 1 << 19  # most alternative tokens (top_logprobs) of one request; four times that for all
 ROWS_AT_ONCE = 16  # rows of a request that are encoded, scored or valued before those of another
@@ -54,7 +52,6 @@ UNREAD = 1 << 20  # most tokens of streams, over all clients, that wait to be re
 LARGE = 1 << 16  # bytes of a body from which on its texts are read in a thread of their own; the same of an answer
 CHOICE = 100  # bytes of an answer for each of its texts
 RENDERED = 1 << 18  # most messages to render for one request: a score renders each turn with its past
-CLOSE = {"Connection": "close"}
 BREAKS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 log = logging.getLogger("uvicorn.error")
@@ -124,6 +121,7 @@ class Service:
             self.capacity.check_room(len(texts) * body.n, client_of(request))
             self.check_length(texts)
             check = lambda p: self.check_size(p, "prompt", self.engine.max_len - 1)
+            lane = "large" if len(texts) > ROWS_AT_ONCE else lane
             prompts = await self.read_rows(lane, body.prompts(self.tokenizer), check)
             budget = 16 if body.max_tokens is None else body.max_tokens
             if budget == 0 and not body.echo:
@@ -344,16 +342,21 @@ class Service:
                     heard.get_nowait()
                     self.unread -= 1
 
-        for i, ask in enumerate(asks):
-
-            def listen(w: Written, first: int = i * ask.n) -> None:
+        def ear(first: int) -> Listener:
+            def listen(w: Written) -> None:
                 with contextlib.suppress(RuntimeError):  # the server has ended
                     here.call_soon_threadsafe(put, (first + w.sample, w))
 
-            tasks.append(asyncio.create_task(self.threads.engine(self.engine.sample(ask, listen, reply.top, reply))))
-            tasks[-1].add_done_callback(put)
+            return listen
+
         left = sum(ask.n for ask in asks)
         try:
+            for i, ask in enumerate(asks):
+                work = self.engine.sample(ask, ear(i * ask.n), reply.top, reply)
+                tasks.append(asyncio.create_task(self.threads.engine(work)))
+                tasks[-1].add_done_callback(put)
+                if i % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:  # to start thousands takes long: others come in between
+                    await asyncio.sleep(0)
             while left:
                 item = await heard.get()
                 self.unread -= 1
@@ -468,7 +471,7 @@ class Service:
         self.check_size(tokens, param, self.engine.max_len - (ask is not None))
         try:
             self.engine.check(ask or Ask(tokens[:1]))
-            if tokens and max(tokens) >= self.engine.lm.vocab:
+            if tokens and max(tokens) >= self.engine.vocab:
                 raise EngineError(f"token {max(tokens)} is unknown: '{self.name}' has {self.engine.lm.vocab}")
         except EngineError as problem:
             raise ApiError(400, str(problem), param) from None
@@ -480,28 +483,3 @@ def event(data: dict[str, Any]) -> str:
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = BREAKS.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
     return f"data: {text}\n\n"
-
-
-async def received(request: Request, hold: Callable[[int], Any]) -> bytes:
-    """The body, if it is not too large and arrives in time. `hold` gets the size of each part of a large one, and may
-    refuse it."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            async for part in request.stream():
-                size += len(part)
-                if size <= MOST_BYTES:
-                    hold(max(0, min(len(part), size - SMALL)))
-                    parts.append(part)
-                elif size > PATIENCE_BYTES:
-                    break
-    except ClientDisconnect:
-        raise ApiError(400, "the client disconnected before its request was complete.") from None
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {PATIENCE_S} s.", headers=CLOSE) from None
-    if size > MOST_BYTES:
-        headers = CLOSE if size > PATIENCE_BYTES else {}
-        message = f"the body is larger than {MOST_BYTES >> 20} MB."
-        raise ApiError(413, message, code="request_too_large", headers=headers)
-    return b"".join(parts)

@@ -9,6 +9,7 @@ one, and a text for no template. All threads end with the server.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -16,11 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
+# The engine gives the interpreter away at each operation of a step. If another thread computes meanwhile, it gets it
+# back after this many seconds (Python's default is ten times as much, and a step has hundreds of operations).
+SWITCH_S = 0.0005
 Lane = Literal["texts", "chats", "large", "answers", "large answers"]
 
 
 class WorkerThreads:
     def __init__(self) -> None:
+        sys.setswitchinterval(SWITCH_S)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lanes = {lane: ThreadPoolExecutor(1, lane) for lane in get_args(Lane)}
