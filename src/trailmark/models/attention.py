@@ -76,12 +76,13 @@ class How(NamedTuple):
 
 
 class Layout:
-    """`end`, `pos`: [B, L] integers. Masks are built once per window and shared by all layers."""
+    """`end`, `pos`: [B, L] integers. Masks are built once per window and shared by all layers. If the layout is
+    `constant`, how a row is computed does not depend on the others."""
 
-    def __init__(self, end: Tensor, pos: Tensor):
+    def __init__(self, end: Tensor, pos: Tensor, constant: bool = False):
         if end.shape != pos.shape or end.ndim != 2:
             raise ValueError(f"end {tuple(end.shape)} and pos {tuple(pos.shape)} must both be [rows, length]")
-        self.end, self.pos = end, pos
+        self.end, self.pos, self.constant = end, pos, constant
         self._masks: dict[int | None, Tensor] = {}
         self._blocks: dict[int | None, Any] = {}
         self._plans: dict[Any, list[blocks.Plan] | None] = {}
@@ -121,7 +122,8 @@ class Layout:
         """How heads like these are computed block by block on a CPU, if that is faster."""
         key = window, q.shape[1] * q.shape[3], q.dtype
         if key not in self._plans:
-            made = blocks.plan(self.end.numpy(), self.pos.numpy(), window, blocks.CALL // key[1])
+            call = blocks.CALL // key[1]
+            made = None if self.constant else blocks.plan(self.end.numpy(), self.pos.numpy(), window, call)
             self._plans[key] = made and blocks.added(made, q.dtype)
         return self._plans[key]
 
@@ -133,7 +135,8 @@ class Layout:
                 return flexed(q, k, v, self.block_mask(how.window), how.scale, how.softcap)
             except failures() as problem:
                 Flex.failed(problem)
-        if q.device.type == "cpu" and how.softcap is None and (plans := self.plans(how.window, q)):
+        plans = self.plans(how.window, q) if q.device.type == "cpu" and how.softcap is None else None
+        if plans is not None:
             return blocks.attend(plans, q, k, v, how.scale)
         return _dense(q, k, v, self.mask(how.window), how.scale, how.softcap)
 
