@@ -9,15 +9,15 @@ ROOT = Path(trailmark.__file__).parent
 TESTS = Path(__file__).parent
 OWN = ("tasks", "data", "methods")  # they grow with each paper and each world
 LINES = {  # budgets, a little above what there is; a package that needs more says why in docs/design.md
-    "models": 4000, "evaluate": 2620, "engines": 2310, "runs": 2240, "serve": 2230, "commands": 1560, "score": 1920,
+    "models": 4200, "evaluate": 2620, "engines": 2320, "runs": 2240, "serve": 2230, "commands": 1560, "score": 1920,
     "rollout": 1510, "formats": 1420, "verify": 1310, "report": 1200, "learn": 1120, "seats": 790, "objectives": 800,
     "credit": 460, "ask": 420, "stats": 290, "terminal": 280,
 }  # fmt: skip
 TOP = 5200  # the modules at the top, together
-ALL, COMMON = 58_900, 31_350
+ALL, COMMON = 59_120, 31_580
 LONGEST = 510  # of one file
 # Imports inside functions are counted.
-REACHES = {"learn.loop": 8630, "rollout.play": 5700, "methods.base": 12_600, "tests/methods/sixth_method.py": 14_550}
+REACHES = {"learn.loop": 8660, "rollout.play": 5700, "methods.base": 12_630, "tests/methods/sixth_method.py": 14_560}
 
 
 def size(path):
