@@ -14,7 +14,7 @@ LINES = {  # budgets, a little above what there is; a package that needs more sa
     "credit": 570, "ask": 420, "stats": 290, "terminal": 280,
 }  # fmt: skip
 TOP = 5200  # the modules at the top, together
-ALL, COMMON = 61_500, 31_550
+ALL, COMMON = 61_500, 31_600
 LONGEST = 510  # of one file
 # Imports inside functions are counted.
 REACHES = {"learn.loop": 8630, "rollout.play": 5700, "methods.base": 12_600, "tests/methods/sixth_method.py": 14_620}
