@@ -13,6 +13,7 @@ was, and what was judged is never asked again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -275,14 +276,12 @@ def weigh(config: EpoRoundsRecipe, run: Run, k: int, folder: Path) -> dict[str, 
             critical = [n for n, i in enumerate(mine) if marks[e.id, i]]
             rows.append(Marked(f"episode '{e.id}'", f"{e.group} {seat}", len(mine), critical, outcome.reward))
             of.append((e, seat))
-    if not rows:
-        raise DataError("no play was scored and judged: there is nothing to learn from.", run.path / f"collect-{k}")
-    if config.shape.normalise in ("group", "turns"):
-        size = {r.group: 0 for r in rows}
-        for r in rows:
-            size[r.group] += 1
+    if config.shape.normalise in ("group", "turns"):  # a play that is left alone in its group has none to compare with
+        size = Counter(r.group for r in rows)
         pairs = [(r, o) for r, o in zip(rows, of) if size[r.group] > 1]
         rows, of = [r for r, _ in pairs], [o for _, o in pairs]
+    if not rows:
+        raise DataError("no play was scored and judged: there is nothing to learn from.", run.path / f"collect-{k}")
     made = shaped(rows, config.shape)
     scores = [a for (e, seat), w in zip(of, made.weights, strict=True)
               for a in score_notes(e, seat, w.tolist(), f"epo {config.shape.normalise}")]  # fmt: skip
