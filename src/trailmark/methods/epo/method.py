@@ -88,10 +88,10 @@ class EpoMethod(Method):
         super().__init__(config.model_copy(update={"steps": self.batches.steps}), run)
         self.learner = Learner({"policy": policy}, config.learner, total=self.config.steps)
         self.objective = objective_of(config)
-        self.table = None
+        self.opened = None
         if self.source is not None:
             keep_judge(self.source, run.path)
-            self.table = open_table(config, self.source, policy)
+            self.opened = opened_seats(config, self.source, policy)
 
     def updates(self, step: int) -> Iterator[Update]:
         yield Update(self.unscored_samples(step), self.objective)
@@ -108,10 +108,10 @@ class EpoMethod(Method):
         return {"rows": len(self.rows), **self.rows.counts}
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        if self.table is None or self.source is None:
+        if self.opened is None or self.source is None:
             return {}
-        self.table.publish(step)
-        episodes = self.keep_plays(step, lambda: plays_of(self.config, self.source, self.table))
+        self.opened.publish(step)
+        episodes = self.keep_plays(step, lambda: plays_of(self.config, self.source, self.opened))
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
 
@@ -155,7 +155,7 @@ class EpoMethod(Method):
 
     @classmethod
     def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
-        """The strategist, and the frozen models at its table."""
+        """The strategist, and the frozen models beside it."""
         engine = config.engine if config.task else None
         found = [ModelInMemory("policy", config.model, config.learner.optim, engine)]
         for name, seat in (cls.seats_of(config) if config.task else {}).items():
@@ -170,18 +170,18 @@ def objective_of(config: EpoRecipe) -> Objective:
     return WeightedLogp(law=config.objective == "unbiased")
 
 
-def open_table(config: Any, source: TaskSource, policy: Any) -> OpenSeats:
+def opened_seats(config: Any, source: TaskSource, policy: Any) -> OpenSeats:
     """All seats; the strategists are the model that is trained."""
     seats = EpoMethod.seats_of(config)
     EpoMethod.check_asked(config, source)
-    table = OpenSeats(seats, dict.fromkeys(trained_seats(seats), policy), config.seed)
-    table.bind(source)
-    return table
+    opened = OpenSeats(seats, dict.fromkeys(trained_seats(seats), policy), config.seed)
+    opened.bind(source)
+    return opened
 
 
-def plays_of(config: Any, source: TaskSource, table: OpenSeats, strategy: str | None = None) -> list[Episode]:
+def plays_of(config: Any, source: TaskSource, opened: OpenSeats, strategy: str | None = None) -> list[Episode]:
     """The plays of an evaluation. `strategy` takes the place of the recipe's."""
     tasks: Sequence[Task] = draw_tasks(source, config.eval.split, config.eval.n, config.seed)
     protocol = protocol_of(strategy or config.strategy, config.prompts, source)
     how = {"seed": config.seed + 1, "prefix": "eval:", "failures": config.failures}
-    return play(source, tasks, table.seats, protocol, **how)
+    return play(source, tasks, opened.seats, protocol, **how)

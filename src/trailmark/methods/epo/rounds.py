@@ -33,7 +33,7 @@ from trailmark.methods.collect import collect_starts
 from trailmark.methods.epo.config import EpoRecipe, EpoRoundsRecipe
 from trailmark.methods.epo.data import score_notes
 from trailmark.methods.epo.judge import SOURCE_RULE, CriticalTurns, by_rule, told
-from trailmark.methods.epo.method import EpoMethod, open_table, plays_of
+from trailmark.methods.epo.method import EpoMethod, opened_seats, plays_of
 from trailmark.methods.epo.play import protocol_of
 from trailmark.methods.epo.shape import Marked, shaped
 from trailmark.methods.pipeline import Pipeline, numbers, recipe_stage, training_stage
@@ -149,11 +149,11 @@ def _load(config: EpoRoundsRecipe, run: Run, k: int) -> Any:
 def before(config: EpoRoundsRecipe, run: Run, folder: Path) -> dict[str, float]:
     """The evaluations before round 1: the agent alone, and with the strategist as it starts."""
     source = EpoMethod.open_source(config)
-    table = open_table(config, source, _load(config, run, 1))
-    table.publish(0)
+    opened = opened_seats(config, source, _load(config, run, 1))
+    opened.publish(0)
     out: dict[str, float] = {}
     for name, strategy in (("alone", "none"), ("untrained", config.strategy)):
-        episodes = plays_of(config, source, table, strategy)
+        episodes = plays_of(config, source, opened, strategy)
         write_rows(folder / f"{name}.jsonl", episodes)
         good, dropped = scored(episodes)
         found = {**summary(good), **dropped}
@@ -168,9 +168,9 @@ def teach(config: EpoRoundsRecipe, run: Run, folder: Path) -> dict[str, float]:
     source = EpoMethod.open_source(config)
     lm = load_model(config.model)
     function = load_function(config.teach.function, "teach.function")[0]
-    table = open_table(config, source, lm)
+    opened = opened_seats(config, source, lm)
     script = open_script(function, lm.tokenizer, config.teach.function)
-    seats = [replace(s, engine=script, kind="scripted") if s.name in config.learn else s for s in table.seats]
+    seats = [replace(s, engine=script, kind="scripted") if s.name in config.learn else s for s in opened.seats]
     tasks = draw_tasks(source, config.collect.split, config.teach.prompts, config.seed)
     starts = start_all(tasks, 1, config.seed, "0:")
     protocol = protocol_of(config.strategy, config.prompts, source)
@@ -199,11 +199,11 @@ def gather(config: EpoRoundsRecipe, run: Run, k: int, folder: Path) -> dict[str,
     need_rows(c.prompts * c.n, "collect.prompts * collect.n")
     source = EpoMethod.open_source(config)
     keep_judge(source, run.path)
-    table = open_table(config, source, _load(config, run, k))
-    table.publish(k - 1)
+    opened = opened_seats(config, source, _load(config, run, k))
+    opened.publish(k - 1)
     starts = start_all(Walk(source, c.prompts, config.seed, c.split).take(k), c.n, config.seed, f"{k}:")
     protocol = protocol_of(config.strategy, config.prompts, source)
-    made = collect_starts(folder / "all.jsonl", source, starts, table.seats, protocol, failures=config.failures)
+    made = collect_starts(folder / "all.jsonl", source, starts, opened.seats, protocol, failures=config.failures)
     good, dropped = scored(made)
     return {**summary(good), **dropped}
 
