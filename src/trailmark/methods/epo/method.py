@@ -53,6 +53,7 @@ from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method, ModelInMemory, name_in_run
 from trailmark.methods.batches import Batches
+from trailmark.methods.collect import collect_starts
 from trailmark.methods.epo.config import EpoRecipe
 from trailmark.methods.epo.data import Trajectories, samples_of, sources_of
 from trailmark.methods.epo.play import ADVISERS, protocol_of
@@ -60,7 +61,7 @@ from trailmark.models.load import load_model
 from trailmark.objectives.base import Objective
 from trailmark.objectives.clipped import Clipped
 from trailmark.objectives.weighted_logp import WeightedLogp
-from trailmark.rollout.play import Protocol, play
+from trailmark.rollout.play import Protocol, play, start_all
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.samples import Mean, scored
@@ -179,9 +180,14 @@ def opened_seats(config: Any, source: TaskSource, policy: Any) -> OpenSeats:
     return opened
 
 
-def plays_of(config: Any, source: TaskSource, opened: OpenSeats, strategy: str | None = None) -> list[Episode]:
-    """The plays of an evaluation. `strategy` takes the place of the recipe's."""
+def plays_of(
+    config: Any, source: TaskSource, opened: OpenSeats, strategy: str | None = None, path: Path | None = None
+) -> list[Episode]:
+    """The plays of an evaluation. `strategy` takes the place of the recipe's; in `path` each is kept as it ends."""
     tasks: Sequence[Task] = draw_tasks(source, config.eval.split, config.eval.n, config.seed)
     protocol = protocol_of(strategy or config.strategy, config.prompts, source)
-    how = {"seed": config.seed + 1, "prefix": "eval:", "failures": config.failures}
-    return play(source, tasks, opened.seats, protocol, **how)
+    how = {"seed": config.seed + 1, "prefix": "eval:"}
+    if path is not None:
+        starts = start_all(tasks, 1, **how)
+        return collect_starts(path, source, starts, opened.seats, protocol, failures=config.failures)
+    return play(source, tasks, opened.seats, protocol, failures=config.failures, **how)

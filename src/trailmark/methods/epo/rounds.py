@@ -65,20 +65,20 @@ class EpoRoundsMethod(Pipeline):
         taught = ["policy"] if config.teach else []
         first = PLAYED if taught else PLAYED[:-1]
         if config.teach:
-            keys = [*PLAYED[:-1], "teach.function", "teach.prompts", "learn", "collect.split", "failures"]
+            keys = [*PLAYED[:-1], "teach.function", "teach.prompts", "learn", "collect.split"]
             found += [
                 recipe_stage("lessons", partial(teach, config, run), config, root, keys),
                 training_stage("policy", lesson_config(config, root), root, metrics=numbers),
             ]
         if config.eval.every:
-            keys = [*first, "eval", "failures"]
+            keys = [*first, "eval"]
             found.append(recipe_stage("start", partial(before, config, run), config, root, keys, taught))
         for k in range(1, config.steps + 1):
             played, judged, weighted = f"collect-{k}", f"judge-{k}", f"shape-{k}"
             plays = PLAYED if k > 1 else first
             newest = [f"train-{k - 1}"] if k > 1 else taught
             found += [
-                recipe_stage(played, make(gather, k), config, root, [*plays, "collect", "failures"], newest),
+                recipe_stage(played, make(gather, k), config, root, [*plays, "collect"], newest),
                 recipe_stage(judged, make(judge, k), config, root, ["judge", "task", "learn"], [played]),
                 recipe_stage(weighted, make(weigh, k), config, root, ["shape", "learn"], [played, judged]),
                 training_stage(f"train-{k}", round_config(config, root, k), root, metrics=numbers),
@@ -113,6 +113,7 @@ class EpoRoundsMethod(Pipeline):
         cls.check_asked(config, source)
         if config.judge.kind == "rule" and not hasattr(source, "critical"):
             raise RecipeError(f"judge.kind: task '{source.name}' has no rule that names critical turns.")
+        cls.protocol(config, source)  # refuses a strategy that the world has no place for
 
     @classmethod
     def check(cls, config: EpoRoundsRecipe) -> list[str]:
@@ -153,8 +154,7 @@ def before(config: EpoRoundsRecipe, run: Run, folder: Path) -> dict[str, float]:
     opened.publish(0)
     out: dict[str, float] = {}
     for name, strategy in (("alone", "none"), ("untrained", config.strategy)):
-        episodes = plays_of(config, source, opened, strategy)
-        write_rows(folder / f"{name}.jsonl", episodes)
+        episodes = plays_of(config, source, opened, strategy, folder / f"{name}.jsonl")
         good, dropped = scored(episodes)
         found = {**summary(good), **dropped}
         out |= {f"{name}/{key}": value for key, value in found.items()}
