@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from trailmark.errors import ModelError
-from trailmark.models import decode_kernel
+from trailmark.models import blocks, decode_kernel
 
 _collects = gc.isenabled()
 gc.disable()  # the collector would look through the growing heap of modules again and again: a fifth of this import
@@ -76,14 +76,16 @@ class How(NamedTuple):
 
 
 class Layout:
-    """`end`, `pos`: [B, L] integers. Masks are built once per window and shared by all layers."""
+    """`end`, `pos`: [B, L] integers. Masks are built once per window and shared by all layers. If the layout is
+    `constant`, how a row is computed does not depend on the others."""
 
-    def __init__(self, end: Tensor, pos: Tensor):
+    def __init__(self, end: Tensor, pos: Tensor, constant: bool = False):
         if end.shape != pos.shape or end.ndim != 2:
             raise ValueError(f"end {tuple(end.shape)} and pos {tuple(pos.shape)} must both be [rows, length]")
-        self.end, self.pos = end, pos
+        self.end, self.pos, self.constant = end, pos, constant
         self._masks: dict[int | None, Tensor] = {}
         self._blocks: dict[int | None, Any] = {}
+        self._plans: dict[Any, list[blocks.Plan] | None] = {}
 
     def mask(self, window: int | None) -> Tensor:
         """[B, 1, L, L] bool, True where row i may attend to column j."""
@@ -116,6 +118,15 @@ class Layout:
                 )
         return self._blocks[window]
 
+    def plans(self, window: int | None, q: Tensor) -> list[blocks.Plan] | None:
+        """How heads like these are computed block by block on a CPU, if that is faster."""
+        key = window, q.shape[1] * q.shape[3], q.dtype
+        if key not in self._plans:
+            call = blocks.CALL // key[1]
+            made = None if self.constant else blocks.plan(self.end.numpy(), self.pos.numpy(), window, call)
+            self._plans[key] = made and blocks.added(made, q.dtype)
+        return self._plans[key]
+
     def attend(self, module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         if self.flexible and torch.compiler.is_compiling():
             return flexed(q, k, v, self.block_mask(how.window), how.scale, how.softcap)
@@ -124,6 +135,9 @@ class Layout:
                 return flexed(q, k, v, self.block_mask(how.window), how.scale, how.softcap)
             except failures() as problem:
                 Flex.failed(problem)
+        plans = self.plans(how.window, q) if q.device.type == "cpu" and how.softcap is None else None
+        if plans is not None:
+            return blocks.attend(plans, q, k, v, how.scale)
         return _dense(q, k, v, self.mask(how.window), how.scale, how.softcap)
 
 

@@ -105,7 +105,7 @@ def view(
     streams = {n: moved(s, device) for n, s in packed.streams.items()}
     streams = {n: s.to(real) if s.is_floating_point() else s for n, s in streams.items()}
     ids, end, pos = (moved(a, device) for a in (packed.ids, packed.end, packed.pos))
-    layout = Layout(end, pos)
+    layout = Layout(end, pos, packed.constant)
     trained = {id(models[name]) for name in train}
     with_grad = {r.model for r in readouts if not r.detach and id(models.get(r.model)) in trained}
     needed = dict.fromkeys([r.model for r in readouts] + [r.to for r in readouts if r.kind == "kl"])
