@@ -76,6 +76,8 @@ def says(messages):
         return "Thought 1: I misread it.\nAction 1: Finish[The answer is A.]"
     if "Options:" in str(messages):
         return " I see.\nThought 2: And so.\nAction 1: Finish[The answer is B.]"
+    if '"indexes"' in text:
+        return '{"indexes": [1]}'
     if "Compare them" in text:
         return json.dumps({"id": text.rsplit('"id": "', 1)[1].split('"')[0], "good": "A"})
     if '"score"' in text:
@@ -211,8 +213,16 @@ def prompted(at, url):
     ]
 
 
+def selected(at, url):
+    said = [{"from": "human", "value": "go"}, {"from": "gpt", "value": "Strategy: ask"}]
+    (at / "plays.json").write_text(json.dumps([{"conversations": [*said, *said], "score": k / 9} for k in range(9)]))
+    words = ["data", "select", at / "plays.json", at / "out.jsonl", "--server", url, "--served", "m", "--retries", "0"]
+    return [*words, "--at-once", "1"], ["--failures", "0.9"]
+
+
 COMMANDS = {"data taxi": taxi, "data auto-explore": explore, "data books": books, "write": write, "judge": judge,
-            "improvement": improvement, "eval": evaluated, "eval --chat": prompted}  # fmt: skip
+            "improvement": improvement, "eval": evaluated, "eval --chat": prompted,
+            "data select": selected}  # fmt: skip
 SAME = {"data alfworld": "data taxi"}  # the same code, for a world that needs games
 
 
@@ -327,6 +337,31 @@ def rounds(at, url):
     return ["train", at / "r.yaml", *resume], ["failures=0.95"]
 
 
+def advised(stage, *before):
+    """A round of EPO: a server is the agent that is advised, or the judge."""
+
+    def words(at, url):
+        server = {"address": url, "model": "m", "retries": 0, "concurrency": 1}
+        script = {"kind": "scripted", "function": "trailmark.tasks.negotiation.players:deaf"}
+        strategist = {"kind": "local", "trained": True, "sampling": {"max_tokens": 3}}
+        asks = stage == "judge-1"
+        recipe = {
+            "method": "epo_rounds", "out": str(at / "run"), "steps": 1, "training": 1,
+            "collect": {"prompts": 4, "n": 2}, "eval": {"every": int(stage == "start"), "n": 4},
+            "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 1024}},
+            "task": {"name": "negotiation", "options": {"max_turns": 2}},
+            "prompts": {"strategist": "{scene}", "agent": "{scene}"},
+            "seats": {"strategist": strategist, "agent": script if asks else {"kind": "http", **server}},
+            "judge": {"kind": "model", "model": {"server": server}} if asks else {"kind": "none"},
+        }  # fmt: skip
+        (at / "r.yaml").write_text(json.dumps(recipe))
+        for name in before:
+            assert call(["stages", at / "r.yaml", "--only", name])[0] == 0
+        return ["stages", at / "r.yaml", "--only", stage], ["failures=0.95"]
+
+    return words
+
+
 def studied(at, url):
     judged(method="policy_gradient", prompts_per_step=4, n=2)(at, url)
     study = {"recipe": str(at / "r.yaml"), "arms": {"one": {}}, "seeds": [0], "budget": {"steps": 1},
@@ -343,6 +378,9 @@ STAGES = {
     "lpr completions": lpr("completions", "solutions", "cleaned", "states"),
     "lpr rewritten": lpr("rewritten", "solutions", "cleaned"),
     "oreo_rounds collect": rounds,
+    "epo_rounds start": advised("start"),
+    "epo_rounds collect": advised("collect-1"),
+    "epo_rounds judge": advised("judge-1", "collect-1"),
     **{f"{name} steps": judged(method=name, prompts_per_step=4, n=2) for name in ("policy_gradient", "step_rl")},
     **{f"{name} eval": judged(method=name, eval=EVERY) for name in ("oreo", "preference")},
     "policy_gradient eval": judged(method="policy_gradient", prompts_per_step=1, n=2, eval=EVERY),
@@ -366,7 +404,8 @@ def made(at):
     """The finished outputs: what a later command would read."""
     names = ("out/oracle", "out/train.jsonl", "out/rows.jsonl", "out/b.jsonl", "out.csv", "out.jsonl",
              "run/*/all.jsonl", "run/*/000.jsonl", "run/checkpoints/000001",
-             "run/stages/collect-1.json", "run/study.json")  # fmt: skip
+             "run/stages/collect-1.json", "run/judge-1/critical.jsonl",
+             "run/start/untrained.jsonl", "run/study.json")  # fmt: skip
     return sorted(str(p) for name in names for p in at.glob(name))
 
 
@@ -422,7 +461,8 @@ def test_what_was_answered_before_a_signal_is_not_asked_again(name, server, tmp_
     server.ends, before = 4, made(tmp_path)
     code, said = call(words)
     assert code == 143 and "stopped by SIGTERM" in said, said
-    trains = name in STAGES and not name.startswith(("lpr", "oreo_rounds", "eval"))  # these end their step
+    stages = ("lpr", "oreo_rounds", "epo_rounds", "eval")
+    trains = name in STAGES and not name.startswith(stages)  # these end their step
     assert trains or made(tmp_path) == before
     asked = [x for x in server.answered if '"messages"' in x]
     server.answered.clear()
@@ -508,4 +548,5 @@ def test_every_command_and_method_that_asks_a_server_is_walked():
     assert set(LprMethod.asked_seats) == {"policy", "teacher", "worsener"}
     silent = {"sft", "reward_model", "reflect_imitation"}  # play nothing, or before a judge is asked
     silent |= {"vrcli"}  # reads gold texts, all or none of a batch (tests/score/test_served_likelihood.py)
+    silent |= {"epo"}  # learns from files; a server may be advised in its evaluations, which are played as a whole
     assert {name.split()[0] for name in STAGES} - {"eval"} == set(method_names()) - silent

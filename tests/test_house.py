@@ -9,15 +9,15 @@ ROOT = Path(trailmark.__file__).parent
 TESTS = Path(__file__).parent
 OWN = ("tasks", "data", "methods")  # they grow with each paper and each world
 LINES = {  # budgets, a little above what there is; a package that needs more says why in docs/design.md
-    "models": 3920, "evaluate": 2620, "engines": 2310, "runs": 2090, "serve": 2240, "commands": 1540, "score": 1920,
-    "rollout": 1510, "formats": 1420, "verify": 1310, "report": 1190, "learn": 1120, "seats": 790, "objectives": 500,
-    "credit": 420, "ask": 380, "stats": 290, "terminal": 280,
+    "models": 4740, "evaluate": 2620, "engines": 2350, "runs": 2120, "serve": 2240, "commands": 1540, "score": 1960,
+    "rollout": 1510, "formats": 1600, "verify": 1310, "report": 1190, "learn": 1120, "seats": 790, "objectives": 500,
+    "credit": 500, "ask": 380, "stats": 290, "terminal": 280,
 }  # fmt: skip
 TOP = 5180  # the modules at the top, together
-ALL, COMMON = 58_850, 30_720
+ALL, COMMON = 64_200, 31_950
 LONGEST = 500  # of one file
 # Imports inside functions are counted.
-REACHES = {"learn.loop": 8670, "rollout.play": 5420, "methods.base": 12_700, "tests/methods/sixth_method.py": 14_040}
+REACHES = {"learn.loop": 7400, "rollout.play": 6100, "methods.base": 13_400, "tests/methods/sixth_method.py": 14_850}
 
 
 def size(path):

@@ -91,7 +91,7 @@ def test_memory_is_what_the_tensors_take(tmp_path, name):
         size = max(p.ids.size for p in method.learner.pack(update.samples))
         logits = 12 * min(2048, size) * method.learner.models["policy"].vocab * len(method.learner.optimisers)
         assert said.activations - logits == pytest.approx(bytes_of(kept.values()), rel=0.25)
-    engines = getattr(getattr(method, "table", None), "engines", {}).values()
+    engines = getattr(getattr(method, "opened", None), "engines", {}).values()
     assert len(engines) == (config.method == "policy_gradient")
     for engine in engines:
         held = [*engine.decoder.cache.keys.values(), *engine.decoder.cache.values.values()]

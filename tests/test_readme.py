@@ -78,7 +78,7 @@ def test_the_table_of_folders_has_every_folder_method_and_task():
     assert folders - set(named) == set()
     words = lambda row: set(re.findall(r"`([\w-]+)`", rows[f"`{row}/`"]))
     assert set(task_names()) - words("tasks") == {"gym"} and "Gymnasium" in rows["`tasks/`"]
-    parts = {"reflect_imitation", "oreo_rounds"}  # stages and rounds of methods that are named
+    parts = {"reflect_imitation", "oreo_rounds", "epo_rounds"}  # stages and rounds of methods that are named
     assert set(method_names()) - words("methods") == parts
 
 

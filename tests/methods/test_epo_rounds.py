@@ -146,7 +146,8 @@ def test_the_numbers_of_each_round(made, tmp_path):
     assert {t.seat for e in again for t in e.turns} == {"agent"}
 
 
-def test_every_play_is_training_data_with_the_weights_of_the_definition(made):
+def test_every_play_is_training_data_with_the_weights_and_the_loss_of_the_definition(made):
+    """L = -mean over plays of 1/T sum_t w_t mean_i log pi, by the log-probs that the turns were written with."""
     from pathlib import Path
 
     out = Path(made.out)
@@ -155,6 +156,7 @@ def test_every_play_is_training_data_with_the_weights_of_the_definition(made):
         played = {e.id: e for e in read_segment(out / f"collect-{k}/all.jsonl")}
         score = {(a.episode, a.turn): a.values[0] for a in found.annotations}
         source = get_task("negotiation", max_turns=4)
+        losses = []
         for e in found.episodes:
             assert e == played[e.id] and e.players["strategist"].version == k - 1
             mine = [i for i, t in enumerate(e.turns) if t.seat == "strategist"]
@@ -163,6 +165,11 @@ def test_every_play_is_training_data_with_the_weights_of_the_definition(made):
             r = [1.0 if n in marks else e.outcome.reward if n == len(mine) - 1 else 0.0 for n in range(len(mine))]
             (want,) = turn_weights([discounted(r, 0.99)], "trajectory")
             assert [score[e.id, i] for i in mine] == pytest.approx(list(want))
+            each = [w * sum(e.turns[i].logp) / len(e.turns[i].logp) for i, w in zip(mine, want)]
+            losses.append(-sum(each) / len(each))
+        first, *_ = read_metrics(out / f"train-{k}")  # one step holds all plays of a round
+        assert first["rows"] == len(losses) == made.batch
+        assert first["policy"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     how = {"annotations": found.annotations, "seat": "strategist"}
     formats.write("sharegpt", out.parent / "rl.json", found.episodes, TINY, **how)
     rows = json.loads((out.parent / "rl.json").read_text())

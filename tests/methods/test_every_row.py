@@ -52,6 +52,8 @@ PLAYED = {
 }
 SCORED = {"data": "scored.jsonl", "format": "trajectories", "batch": BATCH}
 QUESTIONS = {"name": "math", "options": {"dataset": "gsm8k", "path": "gsm8k", "style": "plain"}}
+SEATS = {"strategist": {"kind": "local", "trained": True, "sampling": {"max_tokens": 2}},
+         "agent": {"kind": "scripted", "function": "agent.py:act"}}  # fmt: skip
 # method -> the keys of its recipe
 RECIPES = {
     "sft": {"data": "talks.jsonl", "batch": BATCH},
@@ -65,11 +67,15 @@ RECIPES = {
                  "rl": {"prompts_per_step": BATCH}, "final": {"split": "train", "n": 1}, "engine": PLAYED["engine"]},
     "reflect_imitation": {"task": {"name": "taxi", "options": {"mode": "full", "history": "none", "menu": False,
                            "walls": False}}, "teacher": {"prompts": 2}, "reflect": False, "batch": BATCH},
+    "epo": {"data": "advised.json", "batch": BATCH},
+    "epo_rounds": {"task": PROMPTS, "strategy": "thought", "collect": {"prompts": BATCH, "n": 2}, "training": 1,
+                    "prompts": {"strategist": "advise"}, "shape": {"most": 4}, "seats": SEATS,
+                    "engine": PLAYED["engine"]},
     "lpr": {"task": QUESTIONS, "sample": {"prompts": BATCH, "n": 2}},
     "oreo_rounds": {"task": QUESTIONS, "collect": {"prompts": BATCH, "n": 2, "sampling": {"max_tokens": 4}}, "steps": 3,
                      "training": 0, "engine": PLAYED["engine"]},
 }  # fmt: skip
-ROUNDS = ("lpr", "oreo_rounds")  # their steps are rounds, and each has new starts
+ROUNDS = ("lpr", "oreo_rounds", "epo_rounds")  # their steps are rounds, and each has new starts
 
 
 @pytest.fixture
@@ -82,9 +88,12 @@ def home(tmp_path, monkeypatch):
     say = lambda role, text: {"role": role, "content": text}
     lines("talks.jsonl", [{"messages": [say("user", f"{k}?"), say("assistant", f"{k}.")]} for k in range(ROWS)])
     lines("scored.jsonl", [{"prompt": f"{k}", "response": f" {k}!", "reward": 1} for k in range(ROWS)])
+    turns = lambda k: [{"from": "human", "value": f"{k}?"}, {"from": "gpt", "value": f"{k}.", "score": 1}]
+    Path("advised.json").write_text(json.dumps([{"conversations": turns(k)} for k in range(ROWS)]))
     Path("gsm8k").mkdir()
     lines("gsm8k/train.jsonl", [{"question": f"What is {k} + 1?", "answer": f"So.\n#### {k + 1}"} for k in range(ROWS)])
     Path("reward.py").write_text("def score(answer):\n    return float(sum(map(ord, answer)) % 5)\n")
+    Path("agent.py").write_text("def act(prompt, draw):\n    return 'so'\n")
     Path("rooms_world.py").write_text(WORLD)
     return tmp_path
 
@@ -185,6 +194,9 @@ def test_the_rounds_of_a_staged_method_walk_the_rows_too(home, monkeypatch, name
         run = Run.create("run", "method: x\n")
         source = Round(c, run).source()
         found = [t.id for k in (1, 2, 3) for t in Round(c, run, k).asked(source)]
+    elif name == "epo_rounds":
+        go(monkeypatch, name, "run")
+        found = flat(dict.fromkeys(e.task.id for e in read_segment(f"run/collect-{k}/all.jsonl")) for k in (1, 2, 3))
     else:
         found = flat(go(monkeypatch, name, "run"))
     assert len(set(found[:ROWS])) == ROWS

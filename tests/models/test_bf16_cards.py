@@ -9,7 +9,8 @@ from trailmark.config import EngineConfig, LearnerConfig, ModelConfig
 from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner
 from trailmark.models import load
-from trailmark.models.load import check_bf16, load_model
+from trailmark.models.hardware import check_bf16
+from trailmark.models.load import load_model
 from trailmark.seats.open import open_engine
 
 

@@ -14,12 +14,12 @@ from trailmark.engines.local import LocalEngine
 from trailmark.engines.weights import Weights, engine_copy
 from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner
-from trailmark.models import products
+from trailmark.models import hardware, products
 from trailmark.models.adapters import add_lora
+from trailmark.models.hardware import check_bf16
 from trailmark.models.lm import LM
-from trailmark.models.load import check_bf16
 from trailmark.models.products import FastConv1D, FastLinear, linear, rounded
-from trailmark.objectives import Sft
+from trailmark.objectives.sft import Sft
 from trailmark.types import Sample, SamplingLaw
 
 WIDE = {"width": 256, "ffn": 512, "layers": 2}
@@ -326,12 +326,12 @@ def test_what_is_missing_is_said(monkeypatch):
 
 def test_a_cpu_without_bfloat16_is_told_once(monkeypatch, capsys):
     for found, lines in (("avx2 avx512f", 1), ("avx512_bf16", 0), ("amx_bf16", 0), ("", 0)):
-        monkeypatch.setattr(products, "flags", lambda found=found: frozenset(found.split()))
-        products.tell_bf16.cache_clear()
+        monkeypatch.setattr(hardware, "flags", lambda found=found: frozenset(found.split()))
+        hardware.tell_bf16.cache_clear()
         check_bf16("cpu", "model.dtype", "float32")
         check_bf16(torch.device("cpu"), "engine.dtype", "float32")
         assert capsys.readouterr().err.count("no instructions for bfloat16") == lines
-    products.tell_bf16.cache_clear()
+    hardware.tell_bf16.cache_clear()
 
 
 def test_an_engine_in_bfloat16(make_lm):

@@ -1,5 +1,6 @@
 """Credit of turns where the policy decides when to stop: every play of a small process is enumerated."""
 
+import importlib.util
 import itertools
 import math
 import sys
@@ -10,9 +11,6 @@ import pytest
 import torch
 from tabular import TabularLM
 
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-import turn_credit as process
-
 from trailmark.config import LearnerConfig
 from trailmark.credit.returns import discounted
 from trailmark.learn.learner import Learner
@@ -21,6 +19,11 @@ from trailmark.objectives.clipped import Clipped
 from trailmark.objectives.weighted_logp import WeightedLogp
 from trailmark.samples import build_samples
 from trailmark.types import Episode, Player, Scored, Task, Turn
+
+# Only this file of `bench/`: other names there are names of other tests' modules.
+SPEC = importlib.util.spec_from_file_location("turn_credit", Path(__file__).parents[2] / "bench" / "turn_credit.py")
+process = sys.modules["turn_credit"] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(process)
 
 
 def episode(name, turns, group="g", rewards=None, logp=None):

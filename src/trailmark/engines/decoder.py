@@ -12,8 +12,9 @@ from trailmark.engines.drawing import Drawer
 from trailmark.engines.prefill import Prompt
 from trailmark.engines.prefix_cache import PrefixCache
 from trailmark.engines.running import KeysValues, Running
-from trailmark.models.attention import Slots
+from trailmark.models.attention import Slots, widths
 from trailmark.models.decode_step import short_step
+from trailmark.models.free_decoding import FreeDecoding
 from trailmark.models.lm import LM
 
 WORTH_KEEPING = 64  # a shorter prompt is not kept for later prompts
@@ -30,6 +31,9 @@ class Decoder:
         self.drawer = Drawer(lm, ahead)
         self.cache = Slots(slots, capacity)
         self.short = None if ahead else short_step(lm)
+        self.free = not fixed and not ahead and lm.device.type == "cpu" and lm.dtype == torch.float32
+        on_cpu = lm.device.type == "cpu"
+        self._widths = widths(capacity, bucket) if on_cpu else [capacity]  # with fixed shapes
         self.running: list[Running | None] = [None] * slots
         self._length = np.zeros(slots, np.int64)  # tokens whose keys and values a slot holds
         self._last = np.zeros(slots, np.int64)  # the last token of its sample
@@ -122,9 +126,11 @@ class Decoder:
         self.lm.train(False)
         if self._ahead is not None:
             return self._step_ahead(self._ahead)
-        rows, width = self.slots, self.capacity
-        if not self.fixed:
-            width = -(-(int(self._length.max()) + 1) // self.bucket) * self.bucket
+        rows, most = self.slots, int(self._length.max()) + 1
+        if self.fixed:
+            width = next(w for w in self._widths if w >= most)
+        else:
+            width = -(-most // self.bucket) * self.bucket
             rows = self._close_gaps(width)
         length, last = (torch.as_tensor(x[:rows], device=self.lm.device) for x in (self._length, self._last))
         samples = self.running[:rows]
@@ -133,7 +139,7 @@ class Decoder:
 
     def _next(self, length: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:
         """The logits after the last token of the first slots, [slots, V]."""
-        layout = self.cache.at(length, width)
+        layout = FreeDecoding(self.cache, length) if self.free else self.cache.at(length, width, same=self.fixed)
         if self.short is not None:
             return self.lm.logits(self.short(last, layout, length))
         return self.lm.logits(self.lm.hidden(last[:, None], layout, length[:, None])[:, 0])

@@ -57,15 +57,18 @@ def find_sets(listed: str, folder: str | Path, key: str = "dataset") -> list[Dat
     for name in names_in(listed, key):
         if name not in known:
             raise DataError(f"there is no data set '{name}'.{nearest(name, known)}", info)
-        found.append(_set(name, known[name], info))
+        try:
+            found.append(_set(name, known[name], info))
+        except OSError as problem:  # a name that no file can have, or a device
+            raise DataError(f"its files cannot be read: {problem.strerror}.", info, key=name) from None
     return found
 
 
 def read_info(path: Path) -> dict[str, Any]:
     """The entries of a dataset_info.json. An error names its line."""
-    if not path.is_file():
-        raise DataError("there is no such file: it lists the data sets, and dataset_dir names its folder.", path)
     try:
+        if not path.is_file():
+            raise DataError("there is no such file: it lists the data sets, and dataset_dir names its folder.", path)
         found = read_json(path)
     except json.JSONDecodeError as problem:
         comma = " Is there a comma behind the last entry?" if "property name" in problem.msg else ""

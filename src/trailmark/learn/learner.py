@@ -19,9 +19,9 @@ from trailmark.errors import LearnError
 from trailmark.learn.budget import LEAST, places
 from trailmark.learn.optim import Optimiser
 from trailmark.models.forward import fill, pack, put_back, view
+from trailmark.models.hardware import check_bf16
 from trailmark.models.layout import Packed
 from trailmark.models.lm import LM
-from trailmark.models.load import check_bf16
 from trailmark.models.readout import Readout
 from trailmark.objectives.base import Note, Objective
 from trailmark.types import Sample

@@ -249,18 +249,18 @@ class Slots:
             self._heads[number] = torch.arange(self.rows * number).view(self.rows, number) * self.capacity
         return self._heads[number]
 
-    def at(self, index: Tensor, width: int | None = None) -> Decoding:
+    def at(self, index: Tensor, width: int | None = None, same: bool = False) -> Decoding:
         """One step: the next token of the first len(index) rows goes to `index`; `width` limits how many columns are
-        looked at."""
-        return Decoding(self, index, width or self.capacity)
+        looked at. `same`: only if that changes no bit of the result."""
+        return Decoding(self, index, width or self.capacity, same)
 
 
 class Decoding:
     """One token of the first len(index) rows of some slots."""
 
-    def __init__(self, slots: Slots, index: Tensor, width: int):
-        self.slots, self.index, self.width = slots, index, width
-        self._masks: dict[int | None, Tensor] = {}
+    def __init__(self, slots: Slots, index: Tensor, width: int, same: bool = False):
+        self.slots, self.index, self.width, self.same = slots, index, width, same
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
         self._places: dict[int, Tensor] = {}  # number of heads -> where new tokens go among all tokens of all heads
 
     def _write(self, new: Tensor, kept: Tensor) -> None:
@@ -279,15 +279,42 @@ class Decoding:
         self._write(v, values)
         if decode_kernel.suits(q, keys):
             return decode_kernel.attend(q, keys, values, self.index, scale, window, softcap)
-        if window not in self._masks:
-            j = torch.arange(self.width, device=q.device)[None, :]
+        width, whole = self.width, self.slots.capacity
+        if self.same and width < whole:
+            known = softcap is None and any_width(q.shape[1], keys.shape[1], q.shape[3], whole, q.dtype)
+            width = width if known else whole
+        if (window, width) not in self._masks:
+            j = torch.arange(width, device=q.device)[None, :]
             allowed = j <= self.index[:, None]
             if window is not None:
                 allowed = allowed & (self.index[:, None] - j < window)
-            self._masks[window] = allowed[:, None, None, :]
+            self._masks[window, width] = allowed[:, None, None, :]
         attend = _one_token if q.is_cuda and softcap is None else _dense
-        k, v = keys[:rows, :, : self.width], values[:rows, :, : self.width]
-        return attend(q, k, v, self._masks[window], scale, softcap)
+        k, v = keys[:rows, :, :width], values[:rows, :, :width]
+        return attend(q, k, v, self._masks[window, width], scale, softcap)
+
+
+def widths(capacity: int, bucket: int) -> list[int]:
+    """The few widths that a step of constant shapes may look at: two for each power of two."""
+    found = [w for k in range(capacity.bit_length()) for w in (2 << k, 3 << k)]
+    return [*(w for w in found if w % bucket == 0 and w < capacity), capacity]
+
+
+@functools.cache
+@torch.no_grad()
+def any_width(heads: int, shared: int, size: int, capacity: int, dtype: torch.dtype) -> bool:
+    """Whether attention of one token on this CPU gives the same bits however many columns without keys follow. SDPA
+    adds zeros for them, at the end of each sum."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = (heads, 1), (shared, capacity), (shared, capacity)
+    q, k, v = (torch.randn(2, *shape, size, generator=draw).to(dtype) for shape in shapes)
+    for w in widths(capacity, 32)[:-1]:
+        for n in (w // 2 + 1, w - 3, w):
+            seen = (torch.arange(capacity) < n).expand(2, 1, 1, -1)
+            narrow = _dense(q, k[:, :, :w], v[:, :, :w], seen[..., :w], None, None)
+            if not torch.equal(narrow, _dense(q, k, v, seen, None, None)):
+                return False
+    return True
 
 
 def _one_token(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:

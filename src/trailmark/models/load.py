@@ -15,6 +15,7 @@ from trailmark.fetching import allowed
 from trailmark.memory import LAYER, need, parameters
 from trailmark.models.adapters import add_lora, attach, find_base, is_adapter
 from trailmark.models.checked import check_sizes, load_whole, must_hold_files, read_tensors, weights_of
+from trailmark.models.hardware import check_bf16
 
 if TYPE_CHECKING:
     import torch
@@ -46,24 +47,6 @@ def pick_device(wish: str = "auto") -> str:
     if not there(wish.split(":")[0]):
         raise ModelError(f"device '{wish}' is not available on this machine: set model.device to auto or cpu")
     return wish
-
-
-def check_bf16(device: Any, key: str, instead: str) -> None:
-    """Refuse bfloat16 on a GPU that only imitates it: its kernels fail there, or are many times slower. On a CPU that
-    imitates it the numbers are right, so one line says that it is slow."""
-    import torch
-
-    if str(device) == "cpu":
-        from trailmark.models.products import tell_bf16
-
-        tell_bf16()
-    if not str(device).startswith("cuda"):
-        return
-    with torch.cuda.device(device):
-        if not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise ModelError(
-                f"{key}: {torch.cuda.get_device_name()} does not compute in bfloat16: set {key} to {instead}"
-            )
 
 
 def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:

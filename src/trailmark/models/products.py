@@ -14,11 +14,8 @@ TRAILMARK_PRODUCTS=plain turns this off, TRAILMARK_PRODUCTS=onednn uses it on an
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +24,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from trailmark.errors import ModelError
+from trailmark.models.hardware import vendor
 
 SWITCH = "TRAILMARK_PRODUCTS"
 VENDORS = ("AuthenticAMD", "HygonGenuine")  # where MKL is slow
@@ -79,35 +77,6 @@ def missing() -> str:
         return "" if same else "the oneDNN of this torch multiplies wrongly"
     except (AttributeError, RuntimeError, TypeError) as problem:
         return f"this torch has other oneDNN operators ({type(problem).__name__})"
-
-
-@functools.cache
-def vendor() -> str:
-    """The maker of the CPU, as it names itself: AuthenticAMD, GenuineIntel."""
-    return _cpu().get("vendor_id") or next((v for v in VENDORS if v in platform.processor()), "")
-
-
-def flags() -> frozenset[str]:
-    """The instruction sets of the CPU, by the names of Linux; empty if the system does not say."""
-    return frozenset((_cpu().get("flags") or _cpu().get("Features") or "").split())
-
-
-@functools.cache
-def tell_bf16() -> None:
-    """One line if this CPU is known to have no instructions for bfloat16."""
-    if flags() and not flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
-        print("this CPU has no instructions for bfloat16 (avx512_bf16, amx_bf16): float32 is faster here",
-              file=sys.stderr)  # fmt: skip
-
-
-@functools.cache
-def _cpu() -> dict[str, str]:
-    try:
-        with Path("/proc/cpuinfo").open() as file:
-            rows = (line.split(":", 1) for line in itertools.takewhile(str.strip, file) if ":" in line)
-            return {name.strip(): value.strip() for name, value in rows}
-    except OSError:
-        return {}
 
 
 # --- products ------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def open_engine(lm: LM, settings: EngineConfig, apart: bool = False, plays: bool
 
     from trailmark.engines.local import LocalEngine
     from trailmark.engines.weights import engine_copy
-    from trailmark.models.load import check_bf16
+    from trailmark.models.hardware import check_bf16
 
     wanted = lm.dtype if settings.dtype is None else getattr(torch, settings.dtype)
     if settings.dtype == "bfloat16":

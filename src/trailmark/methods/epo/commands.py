@@ -25,6 +25,8 @@ def select(
     constrained: Annotated[bool, typer.Option("--constrained", help="It can write only JSON of an answer.")] = False,
     at_once: Annotated[int, typer.Option(min=1, max=4096, help="Questions at the same time.")] = 8,
     how: ServerOptions = ServerOptions(),
+    deadline: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for one answer, with retries.")] = 120.0,
+    retries: Annotated[int, typer.Option(min=0, max=1000, help="Retries after a refused connection, 429 or 5xx.")] = 5,
     failures: Annotated[float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the items that may fail.")] = 0.0,
 ) -> None:
     """Let a model name the strategies that decided each play. What it answers is kept in OUT.answers.jsonl: the same
@@ -37,10 +39,10 @@ def select(
     from trailmark.seats.config import HttpSeat
     from trailmark.seats.open import UNNAMED, open_server
 
-    answers = out.with_name(f"{out.name}.answers.jsonl")
+    answers = out.parent / f"{out.name}.answers.jsonl"  # with_name refuses the path of an empty name
     new_file(out, overwrite=answers.is_file())
     at: dict[str, Any] = {"address": server, "model": UNNAMED, "concurrency": 2 * at_once, **how.section()}
-    engine = open_server(HttpSeat(**at), "")
+    engine = open_server(HttpSeat(**at, deadline=deadline, retries=retries), "")
     settings = {"server": at, "temperature": temperature, "max_tokens": max_tokens, "again": again, "at_once": at_once,
                 "constrained": constrained, "rubric": read_plain(rubric).decode() if rubric else RUBRIC}  # fmt: skip
     judge = CriticalTurns(ModelJudgeConfig.model_validate(settings), engine, answers)

@@ -53,6 +53,7 @@ from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method, ModelInMemory, name_in_run
 from trailmark.methods.batches import Batches
+from trailmark.methods.collect import collect_starts
 from trailmark.methods.epo.config import EpoRecipe
 from trailmark.methods.epo.data import Trajectories, samples_of, sources_of
 from trailmark.methods.epo.play import ADVISERS, protocol_of
@@ -60,7 +61,7 @@ from trailmark.models.load import load_model
 from trailmark.objectives.base import Objective
 from trailmark.objectives.clipped import Clipped
 from trailmark.objectives.weighted_logp import WeightedLogp
-from trailmark.rollout.play import Protocol, play
+from trailmark.rollout.play import Protocol, play, start_all
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.samples import Mean, scored
@@ -88,10 +89,10 @@ class EpoMethod(Method):
         super().__init__(config.model_copy(update={"steps": self.batches.steps}), run)
         self.learner = Learner({"policy": policy}, config.learner, total=self.config.steps)
         self.objective = objective_of(config)
-        self.table = None
+        self.opened = None
         if self.source is not None:
             keep_judge(self.source, run.path)
-            self.table = open_table(config, self.source, policy)
+            self.opened = opened_seats(config, self.source, policy)
 
     def updates(self, step: int) -> Iterator[Update]:
         yield Update(self.unscored_samples(step), self.objective)
@@ -108,10 +109,10 @@ class EpoMethod(Method):
         return {"rows": len(self.rows), **self.rows.counts}
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        if self.table is None or self.source is None:
+        if self.opened is None or self.source is None:
             return {}
-        self.table.publish(step)
-        episodes = self.keep_plays(step, lambda: plays_of(self.config, self.source, self.table))
+        self.opened.publish(step)
+        episodes = self.keep_plays(step, lambda: plays_of(self.config, self.source, self.opened))
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
 
@@ -155,7 +156,7 @@ class EpoMethod(Method):
 
     @classmethod
     def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
-        """The strategist, and the frozen models at its table."""
+        """The strategist, and the frozen models beside it."""
         engine = config.engine if config.task else None
         found = [ModelInMemory("policy", config.model, config.learner.optim, engine)]
         for name, seat in (cls.seats_of(config) if config.task else {}).items():
@@ -170,18 +171,23 @@ def objective_of(config: EpoRecipe) -> Objective:
     return WeightedLogp(law=config.objective == "unbiased")
 
 
-def open_table(config: Any, source: TaskSource, policy: Any) -> OpenSeats:
+def opened_seats(config: Any, source: TaskSource, policy: Any) -> OpenSeats:
     """All seats; the strategists are the model that is trained."""
     seats = EpoMethod.seats_of(config)
     EpoMethod.check_asked(config, source)
-    table = OpenSeats(seats, dict.fromkeys(trained_seats(seats), policy), config.seed)
-    table.bind(source)
-    return table
+    opened = OpenSeats(seats, dict.fromkeys(trained_seats(seats), policy), config.seed)
+    opened.bind(source)
+    return opened
 
 
-def plays_of(config: Any, source: TaskSource, table: OpenSeats, strategy: str | None = None) -> list[Episode]:
-    """The plays of an evaluation. `strategy` takes the place of the recipe's."""
+def plays_of(
+    config: Any, source: TaskSource, opened: OpenSeats, strategy: str | None = None, path: Path | None = None
+) -> list[Episode]:
+    """The plays of an evaluation. `strategy` takes the place of the recipe's; in `path` each is kept as it ends."""
     tasks: Sequence[Task] = draw_tasks(source, config.eval.split, config.eval.n, config.seed)
     protocol = protocol_of(strategy or config.strategy, config.prompts, source)
-    how = {"seed": config.seed + 1, "prefix": "eval:", "failures": config.failures}
-    return play(source, tasks, table.seats, protocol, **how)
+    how = {"seed": config.seed + 1, "prefix": "eval:"}
+    if path is not None:
+        starts = start_all(tasks, 1, **how)
+        return collect_starts(path, source, starts, opened.seats, protocol, failures=config.failures)
+    return play(source, tasks, opened.seats, protocol, failures=config.failures, **how)

@@ -13,6 +13,7 @@ was, and what was judged is never asked again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +33,7 @@ from trailmark.methods.collect import collect_starts
 from trailmark.methods.epo.config import EpoRecipe, EpoRoundsRecipe
 from trailmark.methods.epo.data import score_notes
 from trailmark.methods.epo.judge import SOURCE_RULE, CriticalTurns, by_rule, told
-from trailmark.methods.epo.method import EpoMethod, open_table, plays_of
+from trailmark.methods.epo.method import EpoMethod, opened_seats, plays_of
 from trailmark.methods.epo.play import protocol_of
 from trailmark.methods.epo.shape import Marked, shaped
 from trailmark.methods.pipeline import Pipeline, numbers, recipe_stage, training_stage
@@ -64,20 +65,20 @@ class EpoRoundsMethod(Pipeline):
         taught = ["policy"] if config.teach else []
         first = PLAYED if taught else PLAYED[:-1]
         if config.teach:
-            keys = [*PLAYED[:-1], "teach.function", "teach.prompts", "learn", "collect.split", "failures"]
+            keys = [*PLAYED[:-1], "teach.function", "teach.prompts", "learn", "collect.split"]
             found += [
                 recipe_stage("lessons", partial(teach, config, run), config, root, keys),
                 training_stage("policy", lesson_config(config, root), root, metrics=numbers),
             ]
         if config.eval.every:
-            keys = [*first, "eval", "failures"]
+            keys = [*first, "eval"]
             found.append(recipe_stage("start", partial(before, config, run), config, root, keys, taught))
         for k in range(1, config.steps + 1):
             played, judged, weighted = f"collect-{k}", f"judge-{k}", f"shape-{k}"
             plays = PLAYED if k > 1 else first
             newest = [f"train-{k - 1}"] if k > 1 else taught
             found += [
-                recipe_stage(played, make(gather, k), config, root, [*plays, "collect", "failures"], newest),
+                recipe_stage(played, make(gather, k), config, root, [*plays, "collect"], newest),
                 recipe_stage(judged, make(judge, k), config, root, ["judge", "task", "learn"], [played]),
                 recipe_stage(weighted, make(weigh, k), config, root, ["shape", "learn"], [played, judged]),
                 training_stage(f"train-{k}", round_config(config, root, k), root, metrics=numbers),
@@ -112,6 +113,7 @@ class EpoRoundsMethod(Pipeline):
         cls.check_asked(config, source)
         if config.judge.kind == "rule" and not hasattr(source, "critical"):
             raise RecipeError(f"judge.kind: task '{source.name}' has no rule that names critical turns.")
+        cls.protocol(config, source)  # refuses a strategy that the world has no place for
 
     @classmethod
     def check(cls, config: EpoRoundsRecipe) -> list[str]:
@@ -148,12 +150,11 @@ def _load(config: EpoRoundsRecipe, run: Run, k: int) -> Any:
 def before(config: EpoRoundsRecipe, run: Run, folder: Path) -> dict[str, float]:
     """The evaluations before round 1: the agent alone, and with the strategist as it starts."""
     source = EpoMethod.open_source(config)
-    table = open_table(config, source, _load(config, run, 1))
-    table.publish(0)
+    opened = opened_seats(config, source, _load(config, run, 1))
+    opened.publish(0)
     out: dict[str, float] = {}
     for name, strategy in (("alone", "none"), ("untrained", config.strategy)):
-        episodes = plays_of(config, source, table, strategy)
-        write_rows(folder / f"{name}.jsonl", episodes)
+        episodes = plays_of(config, source, opened, strategy, folder / f"{name}.jsonl")
         good, dropped = scored(episodes)
         found = {**summary(good), **dropped}
         out |= {f"{name}/{key}": value for key, value in found.items()}
@@ -167,9 +168,9 @@ def teach(config: EpoRoundsRecipe, run: Run, folder: Path) -> dict[str, float]:
     source = EpoMethod.open_source(config)
     lm = load_model(config.model)
     function = load_function(config.teach.function, "teach.function")[0]
-    table = open_table(config, source, lm)
+    opened = opened_seats(config, source, lm)
     script = open_script(function, lm.tokenizer, config.teach.function)
-    seats = [replace(s, engine=script, kind="scripted") if s.name in config.learn else s for s in table.seats]
+    seats = [replace(s, engine=script, kind="scripted") if s.name in config.learn else s for s in opened.seats]
     tasks = draw_tasks(source, config.collect.split, config.teach.prompts, config.seed)
     starts = start_all(tasks, 1, config.seed, "0:")
     protocol = protocol_of(config.strategy, config.prompts, source)
@@ -198,11 +199,11 @@ def gather(config: EpoRoundsRecipe, run: Run, k: int, folder: Path) -> dict[str,
     need_rows(c.prompts * c.n, "collect.prompts * collect.n")
     source = EpoMethod.open_source(config)
     keep_judge(source, run.path)
-    table = open_table(config, source, _load(config, run, k))
-    table.publish(k - 1)
+    opened = opened_seats(config, source, _load(config, run, k))
+    opened.publish(k - 1)
     starts = start_all(Walk(source, c.prompts, config.seed, c.split).take(k), c.n, config.seed, f"{k}:")
     protocol = protocol_of(config.strategy, config.prompts, source)
-    made = collect_starts(folder / "all.jsonl", source, starts, table.seats, protocol, failures=config.failures)
+    made = collect_starts(folder / "all.jsonl", source, starts, opened.seats, protocol, failures=config.failures)
     good, dropped = scored(made)
     return {**summary(good), **dropped}
 
@@ -275,14 +276,12 @@ def weigh(config: EpoRoundsRecipe, run: Run, k: int, folder: Path) -> dict[str, 
             critical = [n for n, i in enumerate(mine) if marks[e.id, i]]
             rows.append(Marked(f"episode '{e.id}'", f"{e.group} {seat}", len(mine), critical, outcome.reward))
             of.append((e, seat))
-    if not rows:
-        raise DataError("no play was scored and judged: there is nothing to learn from.", run.path / f"collect-{k}")
-    if config.shape.normalise in ("group", "turns"):
-        size = {r.group: 0 for r in rows}
-        for r in rows:
-            size[r.group] += 1
+    if config.shape.normalise in ("group", "turns"):  # a play that is left alone in its group has none to compare with
+        size = Counter(r.group for r in rows)
         pairs = [(r, o) for r, o in zip(rows, of) if size[r.group] > 1]
         rows, of = [r for r, _ in pairs], [o for _, o in pairs]
+    if not rows:
+        raise DataError("no play was scored and judged: there is nothing to learn from.", run.path / f"collect-{k}")
     made = shaped(rows, config.shape)
     scores = [a for (e, seat), w in zip(of, made.weights, strict=True)
               for a in score_notes(e, seat, w.tolist(), f"epo {config.shape.normalise}")]  # fmt: skip

@@ -47,7 +47,7 @@ def judge(
     from trailmark.seats.config import HttpSeat
     from trailmark.seats.open import UNNAMED, open_server
 
-    answers = out.with_name(f"{out.name}.answers.jsonl")
+    answers = out.parent / f"{out.name}.answers.jsonl"  # with_name refuses the path of an empty name
     new_file(out, overwrite=answers.is_file())  # a file with its answers beside it is ours
     files = named_files(systems, "judge")
     if len(files) < 2:
