@@ -14,7 +14,7 @@ from trailmark.engines.prefix_cache import PrefixCache
 from trailmark.engines.running import KeysValues, Running
 from trailmark.models.attention import Slots, widths
 from trailmark.models.decode_step import short_step
-from trailmark.models.free_decoding import FreeDecoding
+from trailmark.models.free_decoding import FreeDecoding, Groups
 from trailmark.models.lm import LM
 
 WORTH_KEEPING = 64  # a shorter prompt is not kept for later prompts
@@ -37,6 +37,8 @@ class Decoder:
         self.running: list[Running | None] = [None] * slots
         self._length = np.zeros(slots, np.int64)  # tokens whose keys and values a slot holds
         self._last = np.zeros(slots, np.int64)  # the last token of its sample
+        self._group = np.full(slots, -1)  # samples that began with the same prompt
+        self._groups = 0  # how many there were so far
         self._ahead = Ahead(lm, self.cache) if ahead else None
         # the step whose tokens are not read yet, and its samples
         self._in_flight: tuple[int, list[Running | None]] | None = None
@@ -52,6 +54,7 @@ class Decoder:
         """Forget all samples and what slots hold."""
         self.running = [None] * self.slots
         self._length[:] = self._last[:] = 0
+        self._group[:] = -1
         self._in_flight = None
         self.prefixes.clear()
 
@@ -67,6 +70,7 @@ class Decoder:
 
     def start(self, slots: Sequence[int], samples: Sequence[Running]) -> None:
         """Give each sample a slot. The keys and values of samples of one prefill are copied together."""
+        groups = {s.request.prompt: int(n) for s, n in zip(self.running, self._group) if s is not None}
         together: dict[int, tuple[KeysValues, list[int], list[int]]] = {}
         for slot, sample in zip(slots, samples):
             self.prefixes.drop(slot)
@@ -76,6 +80,8 @@ class Decoder:
             rows.append(row)
             self.running[slot], self._length[slot] = sample, len(sample.request.prompt)
             self._last[slot] = sample.tokens[-1]
+            self._groups += 1
+            self._group[slot] = groups.setdefault(sample.request.prompt, self._groups)
         for kept, to, rows in together.values():
             self.cache.write(to, kept, rows)
         if self._ahead is not None and samples:
@@ -84,7 +90,7 @@ class Decoder:
 
     def leave(self, slot: int, sample: Running) -> None:
         """Free a slot. A later prompt may begin with what it holds."""
-        self.running[slot], self._length[slot], self._last[slot] = None, 0, 0
+        self.running[slot], self._length[slot], self._last[slot], self._group[slot] = None, 0, 0, -1
         if self.reuse:
             prompt = sample.request.prompt
             whole = *prompt, *sample.tokens[:-1]
@@ -139,7 +145,11 @@ class Decoder:
 
     def _next(self, length: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:
         """The logits after the last token of the first slots, [slots, V]."""
-        layout = FreeDecoding(self.cache, length) if self.free else self.cache.at(length, width, same=self.fixed)
+        if self.free:
+            prompts = np.array([0 if s is None else len(s.request.prompt) for s in self.running[: len(length)]])
+            layout = FreeDecoding(self.cache, length, Groups(self._group[: len(length)], prompts))
+        else:
+            layout = self.cache.at(length, width, same=self.fixed)
         if self.short is not None:
             return self.lm.logits(self.short(last, layout, length))
         return self.lm.logits(self.lm.hidden(last[:, None], layout, length[:, None])[:, 0])
@@ -153,7 +163,7 @@ class Decoder:
         moving = used[len(used) - len(free) :]
         self.cache.move(moving, free, width)
         for slot, to in zip(moving, free):
-            for of_slots, none in ((self.running, None), (self._length, 0), (self._last, 0)):
+            for of_slots, none in ((self.running, None), (self._length, 0), (self._last, 0), (self._group, -1)):
                 of_slots[to], of_slots[slot] = of_slots[slot], none  # type: ignore[index]
         return len(used)
 
