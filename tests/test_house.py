@@ -9,12 +9,12 @@ ROOT = Path(trailmark.__file__).parent
 TESTS = Path(__file__).parent
 OWN = ("tasks", "data", "methods")  # they grow with each paper and each world
 LINES = {  # budgets, a little above what there is; a package that needs more says why in docs/design.md
-    "models": 4740, "evaluate": 2620, "engines": 2350, "runs": 2120, "serve": 2240, "commands": 1540, "score": 1960,
+    "models": 4830, "evaluate": 2620, "engines": 2350, "runs": 2120, "serve": 2240, "commands": 1540, "score": 1960,
     "rollout": 1510, "formats": 1600, "verify": 1310, "report": 1190, "learn": 1120, "seats": 790, "objectives": 500,
     "credit": 500, "ask": 380, "stats": 290, "terminal": 280,
 }  # fmt: skip
 TOP = 5180  # the modules at the top, together
-ALL, COMMON = 64_200, 31_950
+ALL, COMMON = 64_400, 32_150
 LONGEST = 500  # of one file
 # Imports inside functions are counted.
 REACHES = {"learn.loop": 7400, "rollout.play": 6100, "methods.base": 13_400, "tests/methods/sixth_method.py": 14_850}
