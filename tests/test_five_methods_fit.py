@@ -1,5 +1,5 @@
 """Hand-made episodes of all five methods -> samples -> one objective call -> the numbers of the papers' definitions,
-each the same whatever the micro-batch and the layout. Three of the methods are skeletons in fit/."""
+each the same whatever the micro-batch and the layout. Two of the methods are skeletons in fit/."""
 
 import ast
 import math
@@ -247,7 +247,7 @@ def private_names(text):
 
 
 def test_methods_use_public_names_only():
-    assert len(SKELETONS) == 4
+    assert len(SKELETONS) == 3
     assert {p.name: private_names(p.read_text()) for p in SKELETONS} == {p.name: [] for p in SKELETONS}
     bad = "from a._b import c\nimport _d\nfrom e import _f\ng._h(i.__class__)"
     assert private_names(bad) == ["_b", "_d", "_f", "_h"]

@@ -393,7 +393,7 @@ def test_a_mask_of_imitation_that_is_off(sound, monkeypatch):
 def test_packing_that_leaks(sound, monkeypatch):
     own = pack.lay_out
 
-    def leaky(samples, shape="tree", multiple=1, budget=None):
+    def leaky(samples, shape="tree", multiple=1, budget=None, near=None):
         made = own(samples, shape, multiple)
         return dataclasses.replace(made, end=np.full_like(made.end, made.end.max())) if shape == "flat" else made
 
