@@ -1,7 +1,7 @@
 """Matrix products in float32 on a CPU, through oneDNN where that is faster than torch's own.
 
-torch gives these products to MKL, which on a CPU of AMD runs at less than half of the speed of the core. oneDNN is in
-the same wheel and does not. Which of the two computes a product depends on the CPU (vendor and instruction set) and on
+torch gives these products to MKL, which is slow on a CPU of AMD. oneDNN is in
+the same wheel and is not. Which of the two computes a product depends on the CPU (vendor and instruction set) and on
 the shapes, and never on a timing, so a machine always computes the same numbers. `onednn` says what a CPU uses; a run
 writes it down (versions.json).
 
@@ -93,7 +93,7 @@ def _pack(weight: Tensor) -> Tensor:
 
 def rounded(rows: int) -> int:
     """The number of rows that are computed for so many: few sizes, with at most a quarter too many rows. oneDNN keeps
-    code and memory for every shape that it ever met, about half a megabyte."""
+    code and memory for every shape that it ever met."""
     return -(-rows // (step := 1 << max(0, min((rows - 1).bit_length() - 3, 7)))) * step
 
 
